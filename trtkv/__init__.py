@@ -1,0 +1,1 @@
+"""trtkv: TensorRT-LLM's KV-cache manager in Python."""
