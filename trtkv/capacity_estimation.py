@@ -137,7 +137,7 @@ def _check_shares(shares: Mapping[WindowSize, float], *, exact_sum: bool) -> Non
     total = 0.0
     for window, share in shares.items():
         if not 0.0 < share <= 1.0:
-            raise ConfigurationError(f"window {window} would get a share of {share}; each needs a part above 0, up to 1")
+            raise ConfigurationError(f"window {window} would get a share of {share}; each needs more than 0, at most 1")
         total = _float32(total + share)
     if exact_sum and total != 1.0:
         raise ConfigurationError(f"shares {dict(shares)} add up to {total} in float32 instead of 1")
@@ -306,9 +306,7 @@ def calculate_max_block_requirements(
     """Blocks a sequence of these lengths holds at most: full prompt blocks are shared by its beams."""
     whole_length = input_length + output_length
     if beam_width == 1:
-        return calculate_max_block_requirements_per_beam(
-            whole_length, sink_token_length, window_size, tokens_per_block
-        )
+        return calculate_max_block_requirements_per_beam(whole_length, sink_token_length, window_size, tokens_per_block)
     if window_size <= output_length:
         per_beam = calculate_max_block_requirements_per_beam(
             output_length, sink_token_length, window_size, tokens_per_block

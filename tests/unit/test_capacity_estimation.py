@@ -97,7 +97,7 @@ def test_equal_shares_are_rounded_to_float32() -> None:
     expected = int(total * float32(1 / 3)) // 8
     assert expected == 2**27 + 4
     counts = max_num_blocks(**three, allotted_primary_mem_bytes=total)
-    assert counts == {window: (2**25 + 1, 0) for window in (1, 2, 3)}
+    assert counts == dict.fromkeys((1, 2, 3), (2**25 + 1, 0))
 
 
 def test_configured_shares_go_to_ascending_windows_and_are_normalised() -> None:
