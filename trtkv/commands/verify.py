@@ -8,45 +8,32 @@ from typing import Annotated
 import typer
 
 EXIT_DIFFERENT = 1
-EXIT_BAD_INPUT = 2
 
 
 def verify(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Programs (format trtkv.ops), or folders with *.jsonl files.")
+        list[Path],
+        typer.Argument(metavar="PATH...", help="Programs (format trtkv.ops), or folders with *.jsonl files."),
     ],
     jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes to use.")] = 1,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write a JSON report; - means standard output.")
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write a JSON report; with - it takes the place of the text."),
     ] = None,
 ) -> None:
     """Replay recorded programs on this manager and compare every answer, error and observation.
 
     Exit status: 0 all equal, 1 something differs or cannot run here, 2 the input cannot be read.
     """
-    from trtkv.errors import InvalidInputError
     from trtkv.verify.report import write_json, write_text
     from trtkv.verify.runner import find_programs, verify_programs
 
-    try:
-        results = list(verify_programs(find_programs(paths), jobs))
-    except InvalidInputError as error:
-        typer.echo(f"trtkv verify: {error}", err=True)
-        raise typer.Exit(EXIT_BAD_INPUT) from None
-    is_json_only = json_file is not None and str(json_file) == "-"
-    if is_json_only:
+    results = list(verify_programs(find_programs(paths), jobs))
+    if json_file is not None and str(json_file) == "-":
         typer.echo(write_json(results), nl=False)
     else:
         typer.echo(write_text(results), nl=False)
         if json_file is not None:
-            _write_report(json_file, write_json(results))
+            json_file.write_text(write_json(results), encoding="ascii")
     if not all(result.is_equal for result in results):
         raise typer.Exit(EXIT_DIFFERENT)
-
-
-def _write_report(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="ascii")
-    except OSError as error:
-        typer.echo(f"trtkv verify: {path}: cannot be written: {error.strerror}", err=True)
-        raise typer.Exit(EXIT_BAD_INPUT) from None

@@ -11,7 +11,7 @@ from trtkv.verify.trace_values import write_hash, write_packed_key, write_slot
 if TYPE_CHECKING:
     from trtkv.kv_cache_block import KVCacheBlock
     from trtkv.kv_cache_manager import KVCacheManager
-    from trtkv.templated_trie import Node, Trie
+    from trtkv.radix_block_tree import LookupNode
     from trtkv.window_block_manager import WindowBlockManager
 
 NO_BLOCK_ID: Final = -2
@@ -29,9 +29,9 @@ def describe_internals(manager: KVCacheManager) -> dict[str, JsonValue]:
             ],
             "blocks": [_describe_block(window_manager.get_block_by_id(block_id)) for block_id in range(num_blocks)],
         }
-    tree = manager.block_manager.lookup_tree
+    root = manager.block_manager.lookup_tree.root
     windows = list(manager.block_manager.window_block_managers)
-    result["tree"] = [_describe_node(tree, node, windows) for node in tree.ordered_children(tree.root)]
+    result["tree"] = [_describe_node(node, windows) for node in root.ordered_children()]
     return result
 
 
@@ -42,7 +42,8 @@ def describe_queues(window_manager: WindowBlockManager) -> list[JsonValue]:
 
 
 def _describe_block(block: KVCacheBlock) -> list[JsonValue]:
-    key = block.block_key
+    from trtkv.block_key import num_key_tokens
+
     return [
         block.ref_count,
         write_slot(block.memory_pool_block_index),
@@ -50,7 +51,7 @@ def _describe_block(block: KVCacheBlock) -> list[JsonValue]:
         int(block.is_full),
         int(block.lookup_node is not None),
         _get_id(block.prev_block),
-        _count_tokens(key),
+        num_key_tokens(block.block_key),
         write_hash(block.hash),
         _get_id(block.prev_block_in_seq),
     ]
@@ -60,16 +61,11 @@ def _get_id(block: KVCacheBlock | None) -> int:
     return NO_BLOCK_ID if block is None else block.block_id
 
 
-def _count_tokens(packed: object) -> int:
-    tokens = packed[0] if isinstance(packed, tuple) else packed
-    return len(tokens) // 4  # packed tokens are int32
-
-
-def _describe_node(tree: Trie, node: Node, windows: list[int]) -> dict[str, JsonValue]:
+def _describe_node(node: LookupNode, windows: list[int]) -> dict[str, JsonValue]:
     result = write_packed_key(node.key)
     values = {window: node.get_value(window) for window in windows}
     result["v"] = {str(window): block.block_id for window, block in values.items() if block is not None}
-    children = [_describe_node(tree, child, windows) for child in tree.ordered_children(node)]
+    children = [_describe_node(child, windows) for child in node.ordered_children()]
     if children:
         result["ch"] = children
     return result

@@ -23,9 +23,9 @@ _check_header: Final = record({"format": STR, "version": INT, "group": STR, "see
 
 
 class RecordedOp(NamedTuple):
-    """One op with what it gave when recorded. ``index`` counts the lines behind the header from 1."""
+    """One op with what it gave when recorded. ``op_index`` counts the lines behind the header from 1."""
 
-    index: int
+    op_index: int
     op: str
     args: Args
     ret: JsonValue
@@ -73,7 +73,7 @@ def _read_row(path: Path, line: int, raw: bytes) -> dict[str, Any]:
     try:
         row = json.loads(raw.decode("ascii"))
     except UnicodeDecodeError as error:
-        raise _refuse(path, line, f"byte {error.start + 1} is not ASCII; write other characters as \\u escapes") from error
+        raise _refuse(path, line, f"byte {error.start + 1} is not ASCII; use \\u escapes") from error
     except json.JSONDecodeError as error:
         raise _refuse(path, line, f"no JSON at column {error.colno}: {error.msg}") from error
     if type(row) is not dict:

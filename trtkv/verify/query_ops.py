@@ -181,9 +181,11 @@ def _describe_event(event: KVCacheEvent) -> dict[str, JsonValue]:
 
 
 def _describe_stored_block(block: KVCacheStoredBlockData) -> dict[str, JsonValue]:
+    from trtkv.block_key import BlockKey
+
     return {
         "hash": write_hash(block.block_hash),
-        **write_event_key(block.tokens),
+        **write_event_key(BlockKey.unpack(block.block_key)),
         "level": block.cache_level,
         "priority": block.priority,
     }

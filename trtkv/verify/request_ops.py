@@ -10,7 +10,6 @@ from trtkv.verify.machine_state import MachineState
 from trtkv.verify.op_spec import OpSpec, names_id
 from trtkv.verify.trace_values import RETENTION_KIND, STATE_KIND, read_retention, read_state
 
-_MULTIMODAL_PREFIX: Final = "multimodal_"
 
 
 def new_request(state: MachineState, args: Args) -> None:
@@ -37,10 +36,18 @@ def new_request(state: MachineState, args: Args) -> None:
 
 
 def _read_multimodal_input(args: Args) -> MultimodalInput | None:
-    if args.get("multimodal_hashes") is None:
+    hashes = args.get("multimodal_hashes")
+    if hashes is None:
         return None
-    fields = {name: args.get(_MULTIMODAL_PREFIX + name) for name in MultimodalInput._fields}
-    return MultimodalInput(**fields)
+    return MultimodalInput(
+        hashes,
+        positions=args.get("multimodal_positions"),
+        lengths=args.get("multimodal_lengths"),
+        uuids=args.get("multimodal_uuids"),
+        item_run_cu_offsets=args.get("multimodal_item_run_cu_offsets"),
+        run_positions=args.get("multimodal_run_positions"),
+        run_lengths=args.get("multimodal_run_lengths"),
+    )
 
 
 def drop_request(state: MachineState, args: Args) -> None:

@@ -33,7 +33,7 @@ def replay_program(program: Program) -> ProgramResult:
         try:
             difference = _replay_op(machine, recorded)
         except UnsupportedOpError as error:
-            unsupported_op = UnsupportedOp(recorded.index, recorded.op, str(error))
+            unsupported_op = UnsupportedOp(recorded.op_index, recorded.op, str(error))
             break
         if difference is not None:
             num_mismatches += 1
@@ -95,7 +95,7 @@ def _describe_error(error: BaseException) -> str:
 
 def _make_mismatch(machine: OpMachine, recorded: RecordedOp, difference: Difference) -> Mismatch:
     return Mismatch(
-        op_index=recorded.index,
+        op_index=recorded.op_index,
         op=recorded.op,
         field=difference.path,
         expected=difference.expected,

@@ -16,7 +16,8 @@ from trtkv.verify.trace_values import STATE_KIND, read_state
 
 def create_capacity_scheduler(state: MachineState, args: Args) -> None:
     """Build the capacity scheduler; it replaces the one before."""
-    from trtkv.scheduler.capacity_scheduler import CapacityScheduler, CapacitySchedulerPolicy
+    from trtkv.scheduler.capacity_scheduler import CapacityScheduler
+    from trtkv.scheduler.scheduler_config import CapacitySchedulerPolicy
 
     peft = args.get("peft")
     state.capacity_scheduler = CapacityScheduler(
@@ -26,6 +27,7 @@ def create_capacity_scheduler(state: MachineState, args: Args) -> None:
         two_steps_look_ahead=args["two_steps_look_ahead"],
         no_schedule_until_state=read_state(args["no_schedule_until_state"]),
         no_schedule_after_state=read_state(args["no_schedule_after_state"]),
+        compatibility=True,
     )
     state.peft_cache = None if peft is None else _read_page_table(peft)
 
@@ -50,12 +52,13 @@ def capacity_schedule(state: MachineState, args: Args) -> JsonValue:
 
 def create_micro_batch_scheduler(state: MachineState, args: Args) -> None:
     """Build the micro batch scheduler; it replaces the one before."""
-    from trtkv.scheduler.micro_batch_scheduler import ContextChunkingConfig, ContextChunkingPolicy, MicroBatchScheduler
+    from trtkv.scheduler.micro_batch_scheduler import MicroBatchScheduler
+    from trtkv.scheduler.scheduler_config import ChunkingPolicy, ContextChunkingConfig
 
     chunking = args["ctx_chunk_config"]
     config = None
     if chunking is not None:
-        config = ContextChunkingConfig(ContextChunkingPolicy(chunking["policy"]), chunking["unit_size"])
+        config = ContextChunkingConfig(ChunkingPolicy(chunking["policy"]), chunking["unit_size"])
     state.micro_batch_scheduler = MicroBatchScheduler(
         config,
         args["max_context_length"],

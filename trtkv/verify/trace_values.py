@@ -125,7 +125,6 @@ def read_key(value: Args) -> BlockKey:
     return BlockKey(
         tokens=tuple(tokens),
         extra_ids=tuple(extra_ids) if uses_extra_ids else None,
-        uses_extra_ids=uses_extra_ids,
         lora_task_id=value.get("lora"),
         cache_salt=value.get("salt"),
         extra_keys=tuple(MmKey(bytes.fromhex(digest), start, uuid) for digest, start, uuid in value.get("mm", ())),
