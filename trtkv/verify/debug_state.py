@@ -11,7 +11,7 @@ from trtkv.verify.trace_values import write_hash, write_packed_key, write_slot
 if TYPE_CHECKING:
     from trtkv.kv_cache_block import KVCacheBlock
     from trtkv.kv_cache_manager import KVCacheManager
-    from trtkv.radix_block_tree import LookupNode
+    from trtkv.radix_block_tree import LookupNodePtr
     from trtkv.window_block_manager import WindowBlockManager
 
 NO_BLOCK_ID: Final = -2
@@ -61,7 +61,7 @@ def _get_id(block: KVCacheBlock | None) -> int:
     return NO_BLOCK_ID if block is None else block.block_id
 
 
-def _describe_node(node: LookupNode, windows: list[int]) -> dict[str, JsonValue]:
+def _describe_node(node: LookupNodePtr, windows: list[int]) -> dict[str, JsonValue]:
     result = write_packed_key(node.key)
     values = {window: node.get_value(window) for window in windows}
     result["v"] = {str(window): block.block_id for window, block in values.items() if block is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trtkv.common import RequestId, WindowSize
@@ -33,15 +34,15 @@ class MachineState:
         "clock",
         "cross_manager",
         "is_cross_selected",
+        "make_request",
         "micro_batch_scheduler",
         "peft_cache",
-        "request_class",
         "requests",
         "self_manager",
     )
 
-    def __init__(self, request_class: type[LlmRequest] = LlmRequest) -> None:
-        self.request_class = request_class
+    def __init__(self, make_request: Callable[..., LlmRequest] = LlmRequest) -> None:
+        self.make_request = make_request
         self.requests: dict[RequestId, LlmRequest] = {}
         self.clear()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from trtkv.common import WindowSize
@@ -28,12 +29,15 @@ class OpOutcome(NamedTuple):
 
 
 class OpMachine:
-    """Executes ops by name, one after the other, on a manager in compatibility mode with a virtual clock."""
+    """Executes ops by name, one after the other, on a manager in compatibility mode with a virtual clock.
+
+    ``make_request`` takes the arguments of LlmRequest and builds the requests of ``new_request``.
+    """
 
     __slots__ = ("_state",)
 
-    def __init__(self, request_class: type[LlmRequest] = LlmRequest) -> None:
-        self._state = MachineState(request_class)
+    def __init__(self, make_request: Callable[..., LlmRequest] = LlmRequest) -> None:
+        self._state = MachineState(make_request)
 
     @property
     def state(self) -> MachineState:

@@ -11,12 +11,11 @@ from trtkv.verify.op_spec import OpSpec, names_id
 from trtkv.verify.trace_values import RETENTION_KIND, STATE_KIND, read_retention, read_state
 
 
-
 def new_request(state: MachineState, args: Args) -> None:
     """Make a request; one of the same id is replaced."""
     retention = args.get("retention")
     is_disagg = args.get("disagg_generation_init", False)
-    request = state.request_class(
+    request = state.make_request(
         args["id"],
         args["tokens"],
         args.get("max_new_tokens", 0),

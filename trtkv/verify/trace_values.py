@@ -120,7 +120,7 @@ def read_key(value: Args) -> BlockKey:
     tokens = value["tokens"]
     extra_ids = value.get("extra_ids")
     uses_extra_ids = value.get("uses_extra_ids", extra_ids is not None)
-    if uses_extra_ids and extra_ids is None:
+    if extra_ids is None:
         extra_ids = [0] * len(tokens)
     return BlockKey(
         tokens=tuple(tokens),
