@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from trtkv.common import RequestId, WindowSize
+from trtkv.common import RequestId
 from trtkv.errors import InvalidInputError, UnknownIdError
 from trtkv.llm_request import LlmRequest
 from trtkv.verify.clock import VirtualClock
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from trtkv.scheduler.capacity_scheduler import CapacityScheduler
     from trtkv.scheduler.micro_batch_scheduler import MicroBatchScheduler
     from trtkv.verify.page_table import PageTable
-    from trtkv.window_block_manager import WindowBlockManager
 
 DEFAULT_CLOCK_START_MS = 1000
 
@@ -87,14 +86,6 @@ class MachineState:
         if request is None:
             raise UnknownIdError(f"there is no request {request_id}; the program must add it with new_request first")
         return request
-
-    def get_window_manager(self, window: WindowSize) -> WindowBlockManager:
-        """The selected manager's part for one window."""
-        window_managers = self.manager.block_manager.window_block_managers
-        window_manager = window_managers.get(window)
-        if window_manager is None:
-            raise UnknownIdError(f"there is no window {window}; the windows are {sorted(window_managers)}")
-        return window_manager
 
     def collect_ties(self) -> None:
         """Take over what the trees have counted so far; a tree may be replaced by the next op."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from trtkv.common import CacheType, DataType
-from trtkv.linear_attention import has_recurrent_states_cache
 from trtkv.verify.connector import FixedMatchConnector
 from trtkv.verify.json_kinds import BOOL, INT, INTS, Args, JsonValue, Kind, choice, list_of, nullable, record, tuple_of
 from trtkv.verify.machine_state import MachineState
@@ -102,11 +101,6 @@ def describe_manager(manager: KVCacheManager) -> dict[str, JsonValue]:
     block_manager = manager.block_manager
     pools = [block_manager.get_pool(index) for index in range(manager.num_pools)]
     layer_pools = [block_manager.get_layer_pool_idx(layer) for layer in range(block_manager.num_layers)]
-    pool_configurations: dict[int, list[JsonValue]] = {}
-    for pool in pools:
-        size_per_head = 0 if has_recurrent_states_cache(pool.window_size) else pool.size_per_head
-        # the first pool of a window is its data pool; pools of index keys come behind it
-        pool_configurations.setdefault(pool.window_size, [pool.window_size, size_per_head, pool.dtype.value])
     dimensions = manager.offset_table_dimensions
     return {
         "windows": {
@@ -134,5 +128,7 @@ def describe_manager(manager: KVCacheManager) -> dict[str, JsonValue]:
         "is_variable_gqa": manager.is_variable_gqa,
         "enable_block_reuse": manager.enable_block_reuse,
         "allocated_bytes": manager.get_kv_cache_stats().allocated_bytes,
-        "pool_configurations": list(pool_configurations.values()),
+        "pool_configurations": [
+            [entry.window_size, entry.size_per_head, entry.dtype.value] for entry in block_manager.pool_configurations
+        ],
     }

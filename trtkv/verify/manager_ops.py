@@ -163,8 +163,9 @@ def set_spec_decoding_budget(state: MachineState, args: Args) -> None:
 def offload_block(state: MachineState, args: Args) -> None:
     """Move any block to the secondary level."""
     window = args["window"]
-    block = state.get_window_manager(window).get_block_by_id(args["block_id"])
-    state.manager.block_manager.offload_block(block, window, KvCacheTransferMode.DRAM, "")
+    block_manager = state.manager.block_manager
+    block = block_manager.get_window_block_manager(window).get_block_by_id(args["block_id"])
+    block_manager.offload_block(block, window, KvCacheTransferMode.DRAM, "")
 
 
 def replace_shared_block(state: MachineState, args: Args) -> None:
@@ -173,7 +174,6 @@ def replace_shared_block(state: MachineState, args: Args) -> None:
     sequence = manager.sequences.get(args["id"])
     if sequence is None:
         raise UnknownIdError(f"there is no sequence {args['id']}")
-    state.get_window_manager(args["window"])
     manager.block_manager.replace_shared_block(sequence, args["window"], args["block_idx"])
     manager.block_manager.update_cache_block_offsets_at_idx(sequence, args["window"], args["block_idx"])
 

@@ -64,6 +64,7 @@ def create_micro_batch_scheduler(state: MachineState, args: Args) -> None:
         args["max_context_length"],
         no_schedule_until_state=read_state(args["no_schedule_until_state"]),
         no_schedule_after_state=read_state(args["no_schedule_after_state"]),
+        compatibility=True,
     )
 
 
