@@ -26,6 +26,7 @@ def test_other_type_or_value_is_a_difference(expected: object, got: object) -> N
 def test_floats_are_compared_as_float32() -> None:
     assert find_difference(0.4000000059604645, 0.4) is None
     assert find_difference(1.0, 1) is None
+    assert find_difference(1e300, 1.0) == Difference("", 1e300, 1.0)
     difference = find_difference(0.4000000059604645, 0.40000004)
     assert difference == Difference("", 0.4000000059604645, 0.40000004)
 

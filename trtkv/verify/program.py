@@ -71,14 +71,20 @@ def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _read_row(path: Path, line: int, raw: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(raw.decode("ascii"))
+        row = json.loads(raw.decode("ascii"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise _refuse(path, line, f"byte {error.start + 1} is not ASCII; use \\u escapes") from error
     except json.JSONDecodeError as error:
         raise _refuse(path, line, f"no JSON at column {error.colno}: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise _refuse(path, line, f"no value of this format: {error}") from error
     if type(row) is not dict:
         raise _refuse(path, line, f"a JSON object is needed, this is {type(row).__name__}")
     return row
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def _check_format(path: Path, line: int, header: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import TYPE_CHECKING, Final
 
@@ -71,8 +72,11 @@ POOL_CONFIGURATION_KIND: Final = tuple_of(INT, INT, DTYPE_KIND)
 
 
 def to_float32(value: float) -> float:
-    """The nearest float32, widened again."""
-    return float(_FLOAT32.unpack(_FLOAT32.pack(value))[0])
+    """The nearest float32, widened again; infinite beyond its range."""
+    try:
+        return float(_FLOAT32.unpack(_FLOAT32.pack(value))[0])
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def write_hash(value: int) -> str:
