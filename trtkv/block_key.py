@@ -221,6 +221,10 @@ def hash_block_key(key: PackedKey, parent_hash: int = 0) -> int:
     return seed
 
 
+_COMPUTED: Final = -1
+"""Takes the place of a link's predecessor once its value is known; no hash or link equals it."""
+
+
 class HashLink:
     """A chain hash not computed yet: a key and the hash (or link) of its predecessor at that moment.
 
@@ -248,7 +252,7 @@ class HashLink:
         for entry in reversed(pending):
             value = hash_block_key(entry.key, value)
             entry.value = value
-            entry.parent = 0
+            entry.parent = _COMPUTED
         return value
 
 

@@ -241,15 +241,22 @@ class BlockManager:
             raise UnknownIdError(f"there is no pool {pool_idx}; pools run from 0 to {len(self._pools) - 1}")
         return self._pools[pool_idx]
 
+    @property
+    def primary_pool_bytes(self) -> int:
+        """Bytes of all primary pools."""
+        return sum(pool.primary_bytes for pool in self._pools)
+
     def get_block_by_id(self, block_id: BlockId, window_size: WindowSize) -> KVCacheBlock:
         """A block of a window."""
         return self.get_window_block_manager(window_size).get_block_by_id(block_id)
 
     @property
     def pool_configurations(self) -> list[PoolConfiguration]:
-        """Head size and element type of every window, ascending."""
+        """Head size (0 for recurrent states) and element type of every window, ascending."""
         return [
-            PoolConfiguration(window, manager.pools.size_per_head, manager.pools.dtype)
+            PoolConfiguration(
+                window, 0 if manager.is_recurrent_state else manager.pools.size_per_head, manager.pools.dtype
+            )
             for window, manager in self.window_block_managers.items()
         ]
 

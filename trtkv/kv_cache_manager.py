@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trtkv import capacity_estimation
-from trtkv.block_key import BlockKey, HashLink, PackedKey, build_block_keys, build_block_keys_of
+from trtkv.block_key import BlockKey, PackedKey, build_block_keys, build_block_keys_of
 from trtkv.block_manager import BlockManager, CacheSettings
 from trtkv.common import (
     MAX_INT32,
     RECURRENT_STATES,
     BlockId,
-    BlocksPerWindow,
     CacheType,
     DataType,
     Priority,
@@ -26,12 +25,12 @@ from trtkv.common import (
     trunc_div,
 )
 from trtkv.copy_engine import CopyEngine, NullCopyEngine
-from trtkv.errors import ConfigurationError, InvalidInputError, UnknownIdError, check
+from trtkv.errors import ConfigurationError, InvalidInputError, UnknownIdError
 from trtkv.generation_request import GenerationRequest
 from trtkv.kv_cache_block import KVCacheBlock
 from trtkv.kv_cache_event_manager import KVCacheEventManager
 from trtkv.kv_cache_events import KVCacheEvent
-from trtkv.kv_cache_index import NULL_INDEX
+from trtkv.kv_cache_index import NULL_ENTRY
 from trtkv.linear_attention import LinearAttentionMetadata
 from trtkv.llm_request import LlmRequest, to_token_array
 from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY
@@ -148,7 +147,6 @@ class KVCacheManager:
         )
         self._has_swa = any(manager.is_swa for _, manager in self._windows)
         self._lock = threading.RLock()
-        self._allocated_bytes = 0
 
     # -- properties ---------------------------------------------------------------------------------
 
@@ -568,7 +566,8 @@ class KVCacheManager:
 
     def copy_linear_attention_block_batch(self, llm_requests: Iterable[LlmRequest]) -> bool:
         """``copy_linear_attention_block`` for each request; whether any copy was issued."""
-        return any([self.copy_linear_attention_block(request) for request in llm_requests])
+        copied = [self.copy_linear_attention_block(request) for request in llm_requests]
+        return any(copied)
 
     def commit_and_get_block_hashes_for_request(self, llm_request: LlmRequest, window_size: WindowSize) -> list[int]:
         """Chain hashes of a sequence's full blocks, the newest token included. One beam only.
@@ -877,12 +876,11 @@ class KVCacheManager:
                 numpy.asarray(slots[: len(ids)], dtype=numpy.int32)
                 for slots, ids in zip(window.slots, window.block_ids, strict=True)
             ]
+            kv_factor = manager.pools.kv_factor
             for pool in manager.pools.pools:
-                stride = pool.kv_factor if pool.layer_first_layout else pool.num_layers * pool.kv_factor
-                if not pool.is_data_pool:
-                    stride = pool.num_layers * manager.pools.kv_factor
+                stride = kv_factor if pool.layer_first_layout else pool.num_layers * kv_factor
                 for beam_idx, row in enumerate(rows):
-                    _write_row(table[pool_idx, output_slot_offset + beam_idx], row, stride, manager.pools.kv_factor)
+                    _write_row(table[pool_idx, output_slot_offset + beam_idx], row, stride, kv_factor)
                     longest = max(longest, len(row))
                 pool_idx += 1
         return longest
@@ -939,7 +937,7 @@ class KVCacheManager:
             missed_blocks=missed,
             cache_hit_rate=reused / (reused + missed) if reused else 0.0,
             num_free_blocks_per_window_size=manager.get_num_free_blocks_per_window_size(),
-            allocated_bytes=self._allocated_bytes,
+            allocated_bytes=manager.primary_pool_bytes,
             secondary_max_num_blocks=manager.num_secondary_blocks,
             secondary_free_num_blocks=manager.num_free_secondary_blocks,
         )
@@ -964,9 +962,9 @@ class KVCacheManager:
 
 
 def _write_row(target: Any, slots: Any, stride: int, kv_factor: int) -> None:
-    """Write one beam's K and V rows: slot times the slot's stride, plus the field; NULL_INDEX stays."""
-    missing = slots == NULL_INDEX
+    """Write one beam's K and V rows: slot times the slot's stride, plus the field; NULL_ENTRY stays."""
+    missing = slots == NULL_ENTRY
     for field in (0, 1):
         values = slots * stride + (field if kv_factor == 2 else 0)
-        values[missing] = NULL_INDEX
+        values[missing] = NULL_ENTRY
         target[field, : len(slots)] = values

@@ -300,7 +300,7 @@ class LlmRequest:
                 f"request {self.request_id} is in {self._state.name}; only a context stage has a next chunk"
             )
         self._context_current_position += self._context_chunk_size
-        self._context_chunk_size = 0
+        self._context_chunk_size = min(0, self.context_remaining_length)
 
     @property
     def prepopulated_prompt_len(self) -> int:

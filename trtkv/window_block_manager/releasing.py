@@ -115,7 +115,7 @@ class BlockReleaser:
         stack = [block]
         while stack:
             current = stack.pop()
-            stack.extend(current.next_blocks)
+            stack.extend(reversed(current.next_blocks))
             subtree.append(current)
         for entry in reversed(subtree):
             if self._settings.compatibility:
