@@ -120,6 +120,10 @@ def test_names_that_are_there_give_no_problem() -> None:
             sample_class("old()", renamed={"old()": ("gone", "a reason")}),
             "Sample::old() is said to be gone, which does not exist",
         ),
+        (
+            sample_class("isLeaf()", renamed={"isLeaf()": ("has_refs", "a reason")}),
+            "Sample::isLeaf() is said to be has_refs, but Sample.is_leaf exists",
+        ),
         (sample_class("isLeaf()", not_ported={"typo()": "a reason"}), "Sample::typo() has a reason but no method"),
     ],
 )

@@ -44,6 +44,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
             "kv_cache_block",
             "generation_request",
             "kv_cache_block_pool",
+            "pool_tensors",
             "kv_cache_events",
             "kernels.*",
         ),
@@ -172,9 +173,12 @@ def _resolve(name: str, line: int, known: Collection[str], for_types: bool, at_t
     head, _, rest = name.partition(".")
     if head != PACKAGE:
         return Import(head or name, line, False, for_types, at_top)
-    while rest and rest not in known:
-        rest = rest.rpartition(".")[0]
-    return Import(rest or ROOT_MODULE, line, True, for_types, at_top)
+    if rest not in known and "." not in rest:
+        return Import(ROOT_MODULE, line, True, for_types, at_top)
+    parts = rest.split(".")
+    prefixes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    target = next((prefix for prefix in prefixes if prefix in known), prefixes[-1])
+    return Import(target, line, True, for_types, at_top)
 
 
 def check(package_dir: Path, rules: Rules) -> list[str]:

@@ -33,8 +33,11 @@ SOURCE: Final = (
     "`truncateBlocks`, `analyzePrefixReuse` and placeholders by sentinel id; no single-request `addSequence` any more."
 )
 
-_NO_MEMORY: Final = "managers hold no memory; the copy engine makes and owns the tensors"
+_POOL: Final = "trtkv.kv_cache_block_pool:KVCacheBlockPool."
+_TENSORS: Final = "trtkv.pool_tensors:PoolTensors."
+_MEMORY: Final = "managers only count; memory is a layer of its own"
 _NO_STREAM: Final = "no CUDA stream in the manager; the copy engine has its own"
+_PARTS: Final = "trtkv.window_block_manager."
 _IN_STATS: Final = "a field of the statistics"
 _CONSTRUCTOR: Final = "done by the constructor"
 
@@ -74,26 +77,23 @@ KV_CACHE_MANAGER: Final = CppClass(
         "removeToken(..)": ("rewind_kv_cache", "a rewind by one token"),
         "getPoolLayerIdx(..)": ("trtkv.block_manager:BlockManager.get_pool_layer_idx", "asked at the block manager"),
         "isPoolLayerFirst(..)": (
-            "trtkv.kv_cache_block_pool:KVCacheBlockPool.layer_first_layout",
+            _POOL + "layer_first_layout",
             "a field of the pool",
         ),
-        "getLayerToPoolMapping()": (
-            "trtkv.block_manager:BlockManager.get_layer_pool_idx",
-            "asked per layer at the block manager; the device copy of the table belongs to the executor",
-        ),
+        "getLayerToPoolMapping()": (_TENSORS + "layer_to_pool_mapping", _MEMORY),
+        "allocatePools(..)": (_TENSORS + "allocate_pools", _MEMORY),
+        "releasePools()": (_TENSORS + "release_pools", _MEMORY),
+        "getBlockPoolPointers()": (_TENSORS + "block_pool_pointers", _MEMORY),
+        "getBlockScalePoolPointers()": (_TENSORS + "block_scale_pool_pointers", _MEMORY),
+        "getUniquePrimaryPool()": (_TENSORS + "get_unique_primary_pool", _MEMORY),
+        "getPrimaryPool(..)": (_TENSORS + "get_primary_pool_data", _MEMORY),
+        "getIndexerKCachePool()": (_TENSORS + "get_indexer_k_cache_pool_data", "per layer, as the bindings give it"),
+        "get_primary_pool_data(..)": (_TENSORS + "get_primary_pool_data", _MEMORY),
+        "get_indexer_k_cache_pool_data(..)": (_TENSORS + "get_indexer_k_cache_pool_data", _MEMORY),
         "copyLinearAttentionBlockBatch(..)": ("copy_linear_attention_block", "called once per request"),
         "copy_batch_block_offsets(..)": ("copy_block_offsets", "called once per request"),
     },
     not_ported={
-        "allocatePools(..)": _NO_MEMORY,
-        "releasePools()": _NO_MEMORY,
-        "getBlockPoolPointers()": _NO_MEMORY,
-        "getBlockScalePoolPointers()": _NO_MEMORY,
-        "getUniquePrimaryPool()": _NO_MEMORY,
-        "getPrimaryPool(..)": _NO_MEMORY,
-        "getIndexerKCachePool()": _NO_MEMORY,
-        "get_primary_pool_data(..)": _NO_MEMORY,
-        "get_indexer_k_cache_pool_data(..)": _NO_MEMORY,
         "calculateFreeMemBytes(..)": "memory sizes come in by argument; whoever owns the device asks it",
     },
 )
@@ -130,22 +130,22 @@ BLOCK_MANAGER: Final = CppClass(
         ),
         "getWindowBlockManager(..)": ("window_block_managers", "a mapping from window size"),
         "isPoolLayerFirst(..)": (
-            "trtkv.kv_cache_block_pool:KVCacheBlockPool.layer_first_layout",
+            _POOL + "layer_first_layout",
             "a field of the pool",
         ),
         "containsBlockScales(..)": (
-            "trtkv.kv_cache_block_pool:KVCacheBlockPool.contains_block_scales",
+            _POOL + "contains_block_scales",
             "a field of the pool",
         ),
-        "getBlockSize(..)": ("trtkv.kv_cache_block_pool:KVCacheBlockPool.block_size", "a field of the pool"),
-        "getPoolWindowSize(..)": ("trtkv.kv_cache_block_pool:KVCacheBlockPool.window_size", "a field of the pool"),
+        "getBlockSize(..)": (_POOL + "block_size", "a field of the pool"),
+        "getPoolWindowSize(..)": (_POOL + "window_size", "a field of the pool"),
         "getRecurrentStatesPool()": ("get_pool", "the pool of the window RECURRENT_STATES"),
+        "allocatePools(..)": (_TENSORS + "allocate_pools", _MEMORY),
+        "releasePools()": (_TENSORS + "release_pools", _MEMORY),
+        "getPrimaryPool(..)": (_POOL + "primary", "a field of the pool"),
+        "getSecondaryPool(..)": (_POOL + "secondary", "a field of the pool"),
     },
     not_ported={
-        "allocatePools(..)": _NO_MEMORY,
-        "releasePools()": _NO_MEMORY,
-        "getPrimaryPool(..)": _NO_MEMORY,
-        "getSecondaryPool(..)": _NO_MEMORY,
         "getStreamDevice()": _NO_STREAM,
         "getBufferManager(..)": _NO_STREAM,
     },
@@ -180,15 +180,51 @@ WINDOW_BLOCK_MANAGER: Final = CppClass(
         isRecurrentState()
     """,
     renamed={
-        "getBlockSize(..)": ("trtkv.kv_cache_block_pool:KVCacheBlockPool.block_size", "a field of the pool"),
+        "allocatePools(..)": (_TENSORS + "allocate_pools", _MEMORY),
+        "releasePools()": (_TENSORS + "release_pools", _MEMORY),
+        "isEnableIndexerKCache()": (_PARTS + "pools:IndexerKCacheSettings", "one record; None when off"),
+        "getIndexerKCacheQuantBlockSize()": (
+            _PARTS + "pools:IndexerKCacheSettings.quant_block_size",
+            "one record; None when off",
+        ),
+        "getIndexerKCacheIndexHeadDim()": (
+            _PARTS + "pools:IndexerKCacheSettings.index_head_dim",
+            "one record; None when off",
+        ),
+        "getIndexerKCacheUseFp4()": (_PARTS + "pools:IndexerKCacheSettings.use_fp4", "one record; None when off"),
+        "getDataType()": (_PARTS + "pools:WindowPools.dtype", "a field of the pools"),
+        "getNumAllocTotalBlocks()": (_PARTS + "counters:BlockCounters.alloc_total", "one record of counters"),
+        "getNumAllocNewBlocks()": (_PARTS + "counters:BlockCounters.alloc_new", "one record of counters"),
+        "getNumReusedBlocks()": (_PARTS + "counters:BlockCounters.reused", "one record of counters"),
+        "getNumMissedBlocks()": (_PARTS + "counters:BlockCounters.missed", "one record of counters"),
+        "getPool(..)": (_PARTS + "pools:WindowPools.pools", "a list"),
+        "getLayerPoolIdx(..)": (_PARTS + "pools:WindowPools.layer_to_pool_index", "a mapping"),
+        "getPoolLayerIdx(..)": (_PARTS + "pools:WindowPools.layer_to_index_within_pool", "a mapping"),
+        "setOffsets(..)": (
+            _PARTS + "sequences:write_slots",
+            "keeps slots; offsets of pools are computed when a table is written",
+        ),
+        "getBlockSize(..)": (_POOL + "block_size", "a field of the pool"),
         "containsBlockScales(..)": (
-            "trtkv.kv_cache_block_pool:KVCacheBlockPool.contains_block_scales",
+            _POOL + "contains_block_scales",
             "a field of the pool",
         ),
+        "createIndexerKCachePools()": (_PARTS + "pools:WindowPools", "the constructor makes all pools"),
+        "createBlockScalePools(..)": (_PARTS + "pools:WindowPools", "the constructor makes all pools"),
+        "updateLastCacheBlockOffsets(..)": (_PARTS + "sequences:write_slot_at", "for any position"),
+        "tryAllocatePlaceholderForLinearAttention(..)": (
+            _PARTS + "recurrent:RecurrentStates.allocate_block",
+            "decides between a placeholder and a block",
+        ),
+        "claimMatchingBlocks(..)": (_PARTS + "loading:BlockLoader.plan", "plans before anything is changed"),
+        "buildClaimResultMetadata(..)": (_PARTS + "loading:BlockLoader.plan", "plans before anything is changed"),
+        "onboardAndAllocateBlocks(..)": (
+            _PARTS + "loading:BlockLoader.add_sequence_batch",
+            "carries out what was planned, claims first",
+        ),
+        "freeLeafBlock(..)": (_PARTS + "claiming:BlockClaimer.remove_from_tree", "one block, leaf or not"),
     },
     not_ported={
-        "allocatePools(..)": _NO_MEMORY,
-        "releasePools()": _NO_MEMORY,
         "getBufferManager()": _NO_STREAM,
         "getLogPrefix()": "texts name the window themselves",
         "getNumEltsPerContainer()": "element sizes are in bits (DataType.num_bits), so nothing is packed by hand",
@@ -212,17 +248,17 @@ KV_CACHE_BLOCK: Final = CppClass(
     renamed={
         "getUniqueTokens()": ("block_key", "the key holds the tokens; BlockKey.unpack shows them"),
         "getExtraKeys()": ("block_key", "the key holds them; BlockKey.unpack shows them"),
-        "isDetached()": ("lookup_node", "None when detached"),
-        "freeLeafBlock()": ("detach_from_lookup_node", "only one block is ever detached at a time"),
+        "createPlaceholder(..)": (
+            "trtkv.kv_cache_block:PlaceholderBlock",
+            "a class of its own; create_swa_placeholder makes the one of sliding windows",
+        ),
     },
     not_ported={
-        "getNextBlocks()": "children belong to the tree: Node.children",
         "addNextBlock(..)": "used by the original's tests only; storing goes through the tree",
         "removeNextBlock(..)": "used by the original's tests only; the tree prunes by itself",
         "detachDescendantsFromLookupTree()": "eviction detaches one block, truncation walks the tree",
         "freeBlockAndAllDescendants()": "eviction detaches one block, truncation walks the tree",
         "findMatchingBlock(..)": "matching is one walk in window_block_manager",
-        "isShared()": "used by the original's tests only; ref_count tells",
     },
 )
 
@@ -236,6 +272,19 @@ GENERATION_REQUEST: Final = CppClass(
         removeFrontBlock(..) removeLastBlock(..) getDecodeRetentionPriority() getDecodeDurationMs()
         getTransferMode() getDirectory() getCurrentPrepopulatedPromptLen() setCurrentPrepopulatedPromptLen(..)
     """,
+    renamed={
+        "addNewTokens(..)": ("num_tokens", "a plain field"),
+        "removeTokens(..)": ("num_tokens", "a plain field"),
+        "getCacheBlockIndices(..)": (
+            "trtkv.generation_request:SequenceWindow.slots",
+            "one slot per position; offsets of pools are computed when a table is written",
+        ),
+        "addCacheBlock(..)": ("get_window", "the parts of a window block manager change the record of that window"),
+        "changeCacheBlock(..)": ("get_window", "the parts of a window block manager change the record of that window"),
+        "clearCacheBlocks(..)": ("get_window", "the parts of a window block manager change the record of that window"),
+        "removeFrontBlock(..)": ("get_window", "the parts of a window block manager change the record of that window"),
+        "removeLastBlock(..)": ("get_window", "the parts of a window block manager change the record of that window"),
+    },
 )
 
 LRU_EVICTION_POLICY: Final = CppClass(
@@ -261,10 +310,9 @@ KV_CACHE_EVENT_MANAGER: Final = CppClass(
         enqueueCreatedEvent(..) enqueueStoredEvent(..) enqueueRemovedEvent(..) enqueueUpdatedEvent(..) getEvents(..)
         flush() worker() exchangeAttentionDpThread()
     """,
-    private="enqueueEvent(..)",
     not_ported={
         "worker()": "flush hands events over at once; there is no thread in between",
-        "exchangeAttentionDpThread()": "ranks are gathered when events are read; there is no thread",
+        "exchangeAttentionDpThread()": "ranks gather their events where they read them; there is no thread",
     },
 )
 
@@ -279,8 +327,12 @@ KV_CACHE_TRANSFER_MANAGER: Final = CppClass(
             "trtkv.copy_engine:CopyEngine.copy_block",
             "the engine reports the bytes it moved",
         ),
+        "copyBlock(..)": ("trtkv.copy_engine:CopyEngine.copy_block", "the engine moves the bytes"),
+        "computeBlockPointer(..)": ("trtkv.pool_tensors:view_block", "a view of the tensor"),
     },
-    not_ported={"computeBlockPointer(..)": _NO_MEMORY},
+    not_ported={
+        "getPendingTransferIndex(..)": "the copy engine orders its own reads and writes",
+    },
 )
 
 NODE: Final = CppClass(
@@ -291,7 +343,13 @@ NODE: Final = CppClass(
         setPrevNode(..) insertNode(..) clearNode(..) trySetValue(..) clearValue(..) getValue(..) findMatchingNode(..)
         getParentNode() hasChildren() getChildKeyValues(..) findOrInsertChild(..) findPartiallyMatchingNodes(..)
     """,
-    renamed={"getParentNode()": ("parent", "short, and a tree has no other parents")},
+    renamed={
+        "getParentNode()": ("parent", "a plain field"),
+        "setPrevNode(..)": ("parent", "a plain field"),
+        "clearNode(..)": ("remove_node", "unlinks only; prune() goes upwards"),
+        "getChildKeyValues(..)": ("ordered_children", "values are asked at the children"),
+        "findOrInsertChild(..)": ("trtkv.templated_trie:Trie.insert_nodes", "finds or inserts a whole prefix"),
+    },
 )
 
 TRIE: Final = CppClass(
@@ -299,6 +357,8 @@ TRIE: Final = CppClass(
     header="templatedTrie.h",
     python="trtkv.templated_trie:Trie",
     methods="getRoot() insertNodes(..) lookupNodes(..) getEdges() countNumberOfNodes() lookupValues(..)",
+    renamed={"lookupValues(..)": ("lookup_nodes", "values are asked at the nodes found")},
+    not_ported={"getEdges()": "used by the original's tests only"},
 )
 
 UNIFIED_BLOCK_TREE: Final = CppClass(
@@ -306,6 +366,12 @@ UNIFIED_BLOCK_TREE: Final = CppClass(
     header="radixBlockTree.h",
     python="trtkv.radix_block_tree:UnifiedBlockTree",
     methods="insertBlock(..) lookupBlock(..) lookupBlocksAtAllPositions(..) insertBlocks(..)",
+    renamed={
+        "insertBlocks(..)": (
+            "trtkv.window_block_manager.storing:BlockStorer.store_blocks",
+            "one way of storing for all kinds of windows",
+        ),
+    },
 )
 
 BLOCK_KEY: Final = CppClass(
@@ -433,6 +499,9 @@ SCHEDULERS: Final = (
         header="scheduledBlocksManager.h",
         python="trtkv.scheduler.*:NoEvictScheduledBlocksManager",
         methods="decrementReservedBlocks(..) enoughAvailableBlocks(..)",
+        renamed={
+            "decrementReservedBlocks(..)": ("commit_blocks", "reserves what enough_available_blocks has just sized"),
+        },
     ),
     CppClass(
         name="MaxUtilizationScheduledBlocksManager",

@@ -158,6 +158,8 @@ def look_up(cpp: CppClass, method: str) -> Found:
     if method in cpp.renamed:
         target, reason = cpp.renamed[method]
         problem = "" if exists(target, cpp) else f"is said to be {target}, which does not exist"
+        if hit:
+            problem = f"is said to be {target}, but {hit[0]}.{hit[1]} exists"
         return Found(method, target.removeprefix("trtkv."), reason, problem)
     if method in cpp.not_ported:
         problem = f"is said not to be ported, but {hit[0]}.{hit[1]} exists" if hit else ""
