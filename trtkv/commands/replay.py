@@ -63,26 +63,21 @@ def replay(
 
     A fixed number of live requests is kept filled from the trace in file order; arrival times are not used.
     """
-    from trtkv.errors import InvalidInputError
     from trtkv.replay.replay_config import ReplayConfig
 
-    try:
-        config = ReplayConfig(
-            tokens_per_block=tokens_per_block,
-            capacity_tokens=_parse_capacity(capacity_tokens),
-            host_tokens=_parse_tokens("--host-tokens", host_tokens),
-            live=live,
-            partial_reuse=partial_reuse,
-            copy_on_partial_reuse=copy_on_partial_reuse,
-            windows=tuple(map(_parse_window, window or ["full"])),
-            compatibility=compatibility,
-        )
-        _check_writable(json_file)
-        requests = _read(trace, trace_format, block_size, lenient, limit)
-        _show(_run(requests, config), json_file)
-    except InvalidInputError as error:
-        typer.echo(f"trtkv replay: {error}", err=True)
-        raise typer.Exit(2) from None
+    config = ReplayConfig(
+        tokens_per_block=tokens_per_block,
+        capacity_tokens=_parse_capacity(capacity_tokens),
+        host_tokens=_parse_tokens("--host-tokens", host_tokens),
+        live=live,
+        partial_reuse=partial_reuse,
+        copy_on_partial_reuse=copy_on_partial_reuse,
+        windows=tuple(map(_parse_window, window or ["full"])),
+        compatibility=compatibility,
+    )
+    _check_writable(json_file)
+    requests = _read(trace, trace_format, block_size, lenient, limit)
+    _show(_run(requests, config), json_file)
 
 
 def _read(path: str, choice: FormatChoice, block_size: int | None, lenient: bool, limit: int | None) -> RequestTrace:
@@ -117,32 +112,15 @@ def _show(result: ReplayResult, json_file: str | None) -> None:
         return
     print_report(result)
     if json_file is not None:
-        _write(json_file, json_report(result))
+        with open(json_file, "w", encoding="utf-8") as stream:
+            stream.write(json_report(result))
 
 
 def _check_writable(path: str | None) -> None:
-    """Fail before a long run rather than after it."""
-    if path is None or path == "-":
-        return
-    try:
+    """Fail before a long run rather than after it; a file that exists keeps its content for now."""
+    if path is not None and path != "-":
         with open(path, "a", encoding="utf-8"):
             pass
-    except OSError as error:
-        raise _write_error(path, error) from error
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        with open(path, "w", encoding="utf-8") as stream:
-            stream.write(text)
-    except OSError as error:
-        raise _write_error(path, error) from error
-
-
-def _write_error(path: str, error: OSError) -> Exception:
-    from trtkv.errors import InvalidInputError
-
-    return InvalidInputError(f"cannot write {path}: {error.strerror or error}; give another file to --json")
 
 
 _FACTORS = {"k": 10**3, "m": 10**6, "g": 10**9}
