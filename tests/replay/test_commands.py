@@ -84,8 +84,10 @@ def test_bad_input_ends_with_code_2_and_one_reason(arguments, told):
 def test_a_faulty_row_stops_or_is_counted(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_bytes((DATA / "chat_120.jsonl").read_bytes() + b'{"timestamp": 1}\n')
-    code, out, err = trtkv("replay", str(path), *REPLAY_CHAT[2:])
+    report = tmp_path / "out.json"
+    code, out, err = trtkv("replay", str(path), *REPLAY_CHAT[2:], "--json", str(report))
     assert (code, out) == (2, "")
+    assert not report.exists()
     assert f"{path}:121: input_length is missing" in err
 
     code, out, err = trtkv("replay", str(path), *REPLAY_CHAT[2:], "--lenient", "--json", "-")
