@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from original_nano_vllm import Original, find_package, load_original
 
+from tests.nano.original_nano_vllm import Original, find_package, load_original
 from trtkv.errors import InvalidInputError, OutOfBlocksError
 from trtkv.nano import BlockManager, SamplingParams, Scheduler, SchedulerConfig, Sequence, check_invariants
 
@@ -87,9 +87,9 @@ class ManagerProgram:
         self.earlier: list[list[int]] = []
 
     def run(self, num_steps: int) -> None:
-        actions = (self.admit, self.admit, self.compute, self.compute, self.compute, self.append, self.append, self.free)
+        actions, weights = (self.admit, self.compute, self.append, self.free), (2, 3, 2, 1)
         for _ in range(num_steps):
-            self.rng.choice(actions)()
+            self.rng.choices(actions, weights)[0]()
             assert_same_manager(self.theirs, self.ours)
             check_invariants(self.ours, [ours for _, ours in self.live])
         while self.live:
@@ -118,7 +118,8 @@ class ManagerProgram:
     def try_fewer(self, theirs: Any, ours: Sequence, num_cached: int) -> int | None:
         """A caller may use fewer hits than there are, if the pool still has room."""
         fewer = self.rng.randrange(num_cached)
-        in_use = sum(self.theirs.blocks[self.theirs.hash_to_block_id[h]].ref_count > 0 for h in ours.chain.hashes[:fewer])
+        hits = [self.theirs.hash_to_block_id[block_hash] for block_hash in ours.chain.hashes[:fewer]]
+        in_use = sum(self.theirs.blocks[block_id].ref_count > 0 for block_id in hits)
         fits = ours.num_blocks - in_use <= self.ours.num_free_blocks
         if fits:
             return fewer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from trtkv.nano.hashing import TOKEN_BYTES, Xxh64, token_bytes
+from trtkv.nano.hashing import TOKEN_BYTES, hash_block, token_bytes
 
 
 class BlockChain:
@@ -20,7 +20,7 @@ class BlockChain:
         self.hashes: list[int] = []
         self.contents: list[bytes] = []
 
-    def extend(self, tokens: array[int], num_blocks: int, block_size: int, xxh64: Xxh64) -> None:
+    def extend(self, tokens: array[int], num_blocks: int, block_size: int) -> None:
         """Make the first ``num_blocks`` entries available; they must be full blocks of ``tokens``."""
         hashes, contents = self.hashes, self.contents
         known = len(hashes)
@@ -32,7 +32,7 @@ class BlockChain:
         prefix = hashes[-1].to_bytes(8, "little") if known else b""
         for offset in range(0, len(data), width):
             content = data[offset : offset + width]
-            digest = xxh64(prefix + content)
+            digest = hash_block(prefix, content)
             prefix = digest.to_bytes(8, "little")
             hashes.append(digest)
             contents.append(content)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from trtkv.errors import ConfigurationError, InvalidInputError, OutOfBlocksError, check
 from trtkv.nano.block import NO_HASH, Block
-from trtkv.nano.hashing import load_xxh64, pack_tokens, token_bytes
+from trtkv.nano.hashing import hash_block, pack_tokens, token_bytes
 from trtkv.nano.sequence import Sequence
 
 
@@ -31,7 +31,6 @@ class BlockManager:
         # An ordered dict is a queue from whose middle a block can be taken at once when it is matched.
         self.free_block_ids: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         """Blocks nobody holds, next one to be handed out first."""
-        self._xxh64 = load_xxh64()
 
     @classmethod
     def compute_hash(cls, token_ids: Iterable[int], prefix: int = NO_HASH) -> int:
@@ -39,7 +38,7 @@ class BlockManager:
         if prefix != NO_HASH and not 0 <= prefix < 2**64:
             raise InvalidInputError(f"prefix must be -1 or an unsigned 64-bit hash, got {prefix}")
         parent = b"" if prefix == NO_HASH else prefix.to_bytes(8, "little")
-        return load_xxh64()(parent + token_bytes(pack_tokens(token_ids)))
+        return hash_block(parent, token_bytes(pack_tokens(token_ids)))
 
     @property
     def num_free_blocks(self) -> int:
@@ -168,7 +167,8 @@ class BlockManager:
             block_id = self.hash_to_block_id.get(seq.chain.hashes[i])
             if block_id is None or self.blocks[block_id].content != seq.chain.contents[i]:
                 raise InvalidInputError(
-                    f"only {i} blocks of sequence {seq.seq_id} are cached, not {num_cached_blocks}; call can_allocate again"
+                    f"only {i} blocks of sequence {seq.seq_id} are cached, not {num_cached_blocks}: "
+                    "call can_allocate again"
                 )
             hits.append(self.blocks[block_id])
         return hits
@@ -178,7 +178,7 @@ class BlockManager:
             raise InvalidInputError(
                 f"sequence {seq.seq_id} has blocks of {seq.block_size} tokens, the pool of {self.block_size}"
             )
-        seq.chain.extend(seq.tokens, num_blocks, self.block_size, self._xxh64)
+        seq.chain.extend(seq.tokens, num_blocks, self.block_size)
 
     def _check_free(self, seq: Sequence, num_needed: int) -> None:
         if num_needed > len(self.free_block_ids):

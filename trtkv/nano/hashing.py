@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from collections.abc import Iterable
+from typing import Any, Final
 
-from trtkv.errors import InvalidInputError, MissingExtraError
+from xxhash import xxh64_intdigest
 
-Xxh64: TypeAlias = "Callable[[bytes], int]"
-"""Bytes -> unsigned 64-bit digest, seed 0."""
+from trtkv.errors import InvalidInputError
 
-TOKEN_BYTES = 8
+TOKEN_BYTES: Final = 8
 """Bytes of one hashed token, on every platform."""
 
 
-def load_xxh64() -> Xxh64:
-    """The one-shot xxHash64 function. Raises MissingExtraError without the ``xxhash`` package."""
-    try:
-        import xxhash
-    except ImportError as error:
-        raise MissingExtraError('hash chains need xxhash: pip install "trtkv[nano]"') from error
-    return xxhash.xxh64_intdigest
+def hash_block(parent: bytes, content: bytes) -> int:
+    """Unsigned 64-bit xxHash of a block: its parent's hash in 8 little-endian bytes (or none), then its tokens."""
+    return xxh64_intdigest(parent + content)
 
 
 def pack_tokens(token_ids: Iterable[int]) -> array[int]:

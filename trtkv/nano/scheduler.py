@@ -13,18 +13,27 @@ from trtkv.nano.sequence import Sequence, SequenceStatus
 
 
 class SchedulerSettings(Protocol):
-    """What a scheduler reads from its config; SchedulerConfig has it."""
+    """What a scheduler reads from its config; SchedulerConfig describes and has it."""
 
     @property
-    def num_kvcache_blocks(self) -> int: ...
+    def num_kvcache_blocks(self) -> int:
+        """Blocks in the pool."""
+
     @property
-    def kvcache_block_size(self) -> int: ...
+    def kvcache_block_size(self) -> int:
+        """Tokens in a block."""
+
     @property
-    def max_num_seqs(self) -> int: ...
+    def max_num_seqs(self) -> int:
+        """Sequences in one step at most."""
+
     @property
-    def max_num_batched_tokens(self) -> int: ...
+    def max_num_batched_tokens(self) -> int:
+        """Prompt tokens in one prefill step at most."""
+
     @property
-    def eos(self) -> int: ...
+    def eos(self) -> int:
+        """Token that ends a sequence."""
 
 
 class Scheduler:
