@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -293,8 +292,7 @@ class KVCacheManager:
         with self._lock:
             plans = None if self._compatibility else self._plan_batch(request_infos, llm_requests)
             sequences = [
-                self._create_sequence(info, request)
-                for info, request in zip(request_infos, llm_requests, strict=True)
+                self._create_sequence(info, request) for info, request in zip(request_infos, llm_requests, strict=True)
             ]
             totals: list[list[BatchSeqStats]] = [[] for _ in sequences]
             for index, (window_size, manager) in enumerate(reversed(self._windows)):
@@ -576,7 +574,9 @@ class KVCacheManager:
         C++: commitAndGetBlockHashesForRequest.
         """
         if llm_request.beam_width != 1:
-            raise InvalidInputError(f"request {llm_request.request_id} has {llm_request.beam_width} beams; hashes need one")
+            raise InvalidInputError(
+                f"request {llm_request.request_id} has {llm_request.beam_width} beams; hashes need one"
+            )
         with self._lock:
             window = self.get_sequence(llm_request.request_id).get_window(window_size)
             if window.num_front_blocks_removed:
@@ -602,7 +602,7 @@ class KVCacheManager:
         self._draft_token_reserve = draft_token_reserve
 
     def analyze_prefix_reuse(
-        self, llm_request: LlmRequest, tokens: array[int] | None = None
+        self, llm_request: LlmRequest, tokens: Sequence[TokenId] | None = None
     ) -> PrefixReuseSummary:
         """Count cached full blocks of a request's tokens (beam 0, or those given). One window only.
 
@@ -610,11 +610,10 @@ class KVCacheManager:
         """
         with self._lock:
             if tokens is None or tokens is llm_request.get_tokens(0):
-                keys = build_block_keys(
-                    llm_request, self._tokens_per_block, llm_request.get_num_tokens(0), False
-                )
+                keys = build_block_keys(llm_request, self._tokens_per_block, llm_request.get_num_tokens(0), False)
             else:
-                keys = build_block_keys_of(llm_request, tokens, self._tokens_per_block, len(tokens), False)
+                others = to_token_array(tokens)
+                keys = build_block_keys_of(llm_request, others, self._tokens_per_block, len(others), False)
             return self._block_manager.analyze_prefix_reuse(keys)
 
     def probe_prefix_match_length(self, llm_request: LlmRequest) -> int:
@@ -694,7 +693,9 @@ class KVCacheManager:
             )
         metadata = self.window_sizes_metadata.get(window_size)
         if metadata is None:
-            raise UnknownIdError(f"window {window_size} is not managed; choose one of {list(self.window_sizes_metadata)}")
+            raise UnknownIdError(
+                f"window {window_size} is not managed; choose one of {list(self.window_sizes_metadata)}"
+            )
         tokens_per_step = max(llm_request.num_draft_tokens, self._draft_token_reserve) + 1
         num_next = min(
             num_tokens + (2 if two_steps_look_ahead else 1) * tokens_per_step,
@@ -843,9 +844,7 @@ class KVCacheManager:
         """
         key = block_key.packed if isinstance(block_key, BlockKey) else block_key
         with self._lock:
-            return self._block_manager.get_window_block_manager(
-                window_size
-            ).find_blocks_in_reuse_tree_by_block_key(key)
+            return self._block_manager.get_window_block_manager(window_size).find_blocks_in_reuse_tree_by_block_key(key)
 
     def find_blocks_in_reuse_tree_by_block_keys(
         self, block_keys: Sequence[PackedKey | BlockKey], window_size: WindowSize
@@ -853,9 +852,9 @@ class KVCacheManager:
         """The cached block at the end of a list of keys, one per block. Changes nothing."""
         keys = [key.packed if isinstance(key, BlockKey) else key for key in block_keys]
         with self._lock:
-            return self._block_manager.get_window_block_manager(
-                window_size
-            ).find_blocks_in_reuse_tree_by_block_keys(keys)
+            return self._block_manager.get_window_block_manager(window_size).find_blocks_in_reuse_tree_by_block_keys(
+                keys
+            )
 
     # -- block tables ---------------------------------------------------------------------------------------------
 
@@ -865,15 +864,15 @@ class KVCacheManager:
         ``output``: int32 [pools, slots, 2 (K, V), max blocks per sequence], a numpy array or CPU tensor; rows go to
         the slots from ``output_slot_offset``, one per beam. Columns behind a row are left as they are.
         """
-        import numpy
+        import numpy as np
 
         sequence = self.get_sequence(request_id)
-        table = numpy.asarray(output)
+        table = np.asarray(output)
         longest = pool_idx = 0
         for window_size, manager in self._windows:
             window = sequence.get_window(window_size)
             rows = [
-                numpy.asarray(slots[: len(ids)], dtype=numpy.int32)
+                np.asarray(slots[: len(ids)], dtype=np.int32)
                 for slots, ids in zip(window.slots, window.block_ids, strict=True)
             ]
             kv_factor = manager.pools.kv_factor
