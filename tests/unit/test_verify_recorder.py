@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Any
 import pytest
 
 from trtkv.errors import InvalidInputError, UnknownIdError
+from trtkv.kv_cache_manager import KVCacheManager
 from trtkv.llm_request import LlmRequest, LlmRequestState
+from trtkv.verify.recorded_manager import RecordedManager
+from trtkv.verify.recorded_request import RecordedRequest
 from trtkv.verify.recorder import TraceRecorder
 from trtkv.verify.report import write_text
 from trtkv.verify.runner import verify_program
@@ -23,6 +27,24 @@ CONFIG: dict[str, Any] = {
     "max_sequence_length": 32,
     "event_buffer_max_size": 64,
 }
+
+NOT_RECORDED_OF_MANAGERS = """
+get_sequence analyze_prefix_reuse probe_prefix_match_length get_max_capacity_batch_size scheduling_has_free_blocks
+scheduling_num_free_blocks get_token_count get_cache_block_ids get_batch_cache_block_ids get_last_block_id
+get_priority_by_block_id find_blocks_in_reuse_tree_by_block_key find_blocks_in_reuse_tree_by_block_keys
+copy_block_offsets get_block_offsets_of_batch get_latest_events verify_queue_integrity get_kv_cache_stats
+get_iteration_stats
+"""
+# Reading methods, and the counters that only the manager calls.
+NOT_RECORDED_OF_REQUESTS = """
+get_tokens get_num_tokens has_reached_state check_prepopulated_prompt_len update_block_counters
+"""
+
+
+def methods_of(owner: type) -> dict[str, list[str]]:
+    """Public methods that a class defines itself, with the names of their parameters."""
+    functions = {name: value for name, value in vars(owner).items() if inspect.isfunction(value)}
+    return {name: list(inspect.signature(f).parameters) for name, f in functions.items() if not name.startswith("_")}
 
 
 def drive(recorder: TraceRecorder) -> None:
@@ -48,6 +70,18 @@ def drive(recorder: TraceRecorder) -> None:
 
 def rows_of(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_every_method_that_changes_a_manager_is_recorded() -> None:
+    unrecorded = NOT_RECORDED_OF_MANAGERS.split()
+    changing = {name: args for name, args in methods_of(KVCacheManager).items() if name not in unrecorded}
+    assert methods_of(RecordedManager) == changing
+
+
+def test_every_method_that_changes_a_request_is_recorded() -> None:
+    unrecorded = NOT_RECORDED_OF_REQUESTS.split()
+    changing = {name: args for name, args in methods_of(LlmRequest).items() if name not in unrecorded}
+    assert methods_of(RecordedRequest) == changing
 
 
 def test_recorded_program_verifies(tmp_path: Path) -> None:
