@@ -77,16 +77,12 @@ class BlockManager:
         self.num_layers = len(settings.num_kv_heads_per_layer)
         self.lookup_tree = UnifiedBlockTree(hash_map_order=settings.compatibility)
         layers_per_window = group_layers_by_window_size(settings.max_attention_window_vec, self.num_layers)
-        self._layer_to_window_size = {
-            layer: window for window, layers in layers_per_window.items() for layer in layers
-        }
+        self._layer_to_window_size = {layer: window for window, layers in layers_per_window.items() for layer in layers}
         self.is_variable_window = len(layers_per_window) > 1
         self.is_variable_gqa = len(set(settings.num_kv_heads_per_layer)) > 1
         windows = sorted(layers_per_window)
         self.window_block_managers: dict[WindowSize, WindowBlockManager] = {
-            window: self._create_window(
-                window, len(windows) - 1 - index, layers_per_window[window], copy_engine, clock
-            )
+            window: self._create_window(window, len(windows) - 1 - index, layers_per_window[window], copy_engine, clock)
             for index, window in enumerate(windows)
         }
         self.window_sizes_metadata = self._create_metadata()
@@ -141,7 +137,8 @@ class BlockManager:
             num_primary, num_secondary = self._settings.blocks_per_window[window_size]
         except KeyError:
             raise UnknownIdError(
-                f"blocks_per_window has no entry for window {window_size}; it has {sorted(self._settings.blocks_per_window)}"
+                f"blocks_per_window has no entry for window {window_size}; "
+                f"it has {sorted(self._settings.blocks_per_window)}"
             ) from None
         if num_primary <= 0:
             raise ConfigurationError(f"window {window_size} has {num_primary} primary blocks; give it at least 1")
@@ -219,16 +216,15 @@ class BlockManager:
         """Index of a layer's pool over all windows."""
         window_size = self.get_layer_window_size(layer_idx)
         manager = self.window_block_managers[window_size]
-        return self.window_sizes_metadata[window_size].absolute_pools_offset + manager.pools.layer_to_pool_index[layer_idx]
+        first = self.window_sizes_metadata[window_size].absolute_pools_offset
+        return first + manager.pools.layer_to_pool_index[layer_idx]
 
     def get_pool_layer_idx(self, layer_idx: int) -> int:
         """Row of a layer inside its pool."""
         manager = self.window_block_managers[self.get_layer_window_size(layer_idx)]
         return manager.pools.layer_to_index_within_pool[layer_idx]
 
-    def get_num_pools(
-        self, include_block_scale_pools: bool = True, include_indexer_k_cache_pools: bool = True
-    ) -> int:
+    def get_num_pools(self, include_block_scale_pools: bool = True, include_indexer_k_cache_pools: bool = True) -> int:
         """Pools of all windows."""
         return sum(
             manager.pools.get_num_pools(include_block_scale_pools, include_indexer_k_cache_pools)
@@ -241,15 +237,22 @@ class BlockManager:
             raise UnknownIdError(f"there is no pool {pool_idx}; pools run from 0 to {len(self._pools) - 1}")
         return self._pools[pool_idx]
 
+    @property
+    def primary_pool_bytes(self) -> int:
+        """Bytes of all primary pools."""
+        return sum(pool.primary_bytes for pool in self._pools)
+
     def get_block_by_id(self, block_id: BlockId, window_size: WindowSize) -> KVCacheBlock:
         """A block of a window."""
         return self.get_window_block_manager(window_size).get_block_by_id(block_id)
 
     @property
     def pool_configurations(self) -> list[PoolConfiguration]:
-        """Head size and element type of every window, ascending."""
+        """Head size (0 for recurrent states) and element type of every window, ascending."""
         return [
-            PoolConfiguration(window, manager.pools.size_per_head, manager.pools.dtype)
+            PoolConfiguration(
+                window, 0 if manager.is_recurrent_state else manager.pools.size_per_head, manager.pools.dtype
+            )
             for window, manager in self.window_block_managers.items()
         ]
 
@@ -347,9 +350,7 @@ class BlockManager:
         Dummy requests, several beams and models with recurrent states store nothing here.
         """
         if request is not None and (
-            request.is_dummy_request
-            or sequence.beam_width > 1
-            or self._settings.linear_attention_metadata is not None
+            request.is_dummy_request or sequence.beam_width > 1 or self._settings.linear_attention_metadata is not None
         ):
             request = None
         for manager in self.window_block_managers.values():

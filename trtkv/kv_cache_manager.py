@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trtkv import capacity_estimation
-from trtkv.block_key import BlockKey, HashLink, PackedKey, build_block_keys, build_block_keys_of
+from trtkv.block_key import BlockKey, PackedKey, build_block_keys, build_block_keys_of
 from trtkv.block_manager import BlockManager, CacheSettings
 from trtkv.common import (
     MAX_INT32,
     RECURRENT_STATES,
     BlockId,
-    BlocksPerWindow,
     CacheType,
     DataType,
     Priority,
@@ -26,12 +24,12 @@ from trtkv.common import (
     trunc_div,
 )
 from trtkv.copy_engine import CopyEngine, NullCopyEngine
-from trtkv.errors import ConfigurationError, InvalidInputError, UnknownIdError, check
+from trtkv.errors import ConfigurationError, InvalidInputError, UnknownIdError
 from trtkv.generation_request import GenerationRequest
 from trtkv.kv_cache_block import KVCacheBlock
 from trtkv.kv_cache_event_manager import KVCacheEventManager
 from trtkv.kv_cache_events import KVCacheEvent
-from trtkv.kv_cache_index import NULL_INDEX
+from trtkv.kv_cache_index import NULL_ENTRY
 from trtkv.linear_attention import LinearAttentionMetadata
 from trtkv.llm_request import LlmRequest, to_token_array
 from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY
@@ -148,7 +146,6 @@ class KVCacheManager:
         )
         self._has_swa = any(manager.is_swa for _, manager in self._windows)
         self._lock = threading.RLock()
-        self._allocated_bytes = 0
 
     # -- properties ---------------------------------------------------------------------------------
 
@@ -295,8 +292,7 @@ class KVCacheManager:
         with self._lock:
             plans = None if self._compatibility else self._plan_batch(request_infos, llm_requests)
             sequences = [
-                self._create_sequence(info, request)
-                for info, request in zip(request_infos, llm_requests, strict=True)
+                self._create_sequence(info, request) for info, request in zip(request_infos, llm_requests, strict=True)
             ]
             totals: list[list[BatchSeqStats]] = [[] for _ in sequences]
             for index, (window_size, manager) in enumerate(reversed(self._windows)):
@@ -568,7 +564,8 @@ class KVCacheManager:
 
     def copy_linear_attention_block_batch(self, llm_requests: Iterable[LlmRequest]) -> bool:
         """``copy_linear_attention_block`` for each request; whether any copy was issued."""
-        return any([self.copy_linear_attention_block(request) for request in llm_requests])
+        copied = [self.copy_linear_attention_block(request) for request in llm_requests]
+        return any(copied)
 
     def commit_and_get_block_hashes_for_request(self, llm_request: LlmRequest, window_size: WindowSize) -> list[int]:
         """Chain hashes of a sequence's full blocks, the newest token included. One beam only.
@@ -577,7 +574,9 @@ class KVCacheManager:
         C++: commitAndGetBlockHashesForRequest.
         """
         if llm_request.beam_width != 1:
-            raise InvalidInputError(f"request {llm_request.request_id} has {llm_request.beam_width} beams; hashes need one")
+            raise InvalidInputError(
+                f"request {llm_request.request_id} has {llm_request.beam_width} beams; hashes need one"
+            )
         with self._lock:
             window = self.get_sequence(llm_request.request_id).get_window(window_size)
             if window.num_front_blocks_removed:
@@ -603,7 +602,7 @@ class KVCacheManager:
         self._draft_token_reserve = draft_token_reserve
 
     def analyze_prefix_reuse(
-        self, llm_request: LlmRequest, tokens: array[int] | None = None
+        self, llm_request: LlmRequest, tokens: Sequence[TokenId] | None = None
     ) -> PrefixReuseSummary:
         """Count cached full blocks of a request's tokens (beam 0, or those given). One window only.
 
@@ -611,11 +610,10 @@ class KVCacheManager:
         """
         with self._lock:
             if tokens is None or tokens is llm_request.get_tokens(0):
-                keys = build_block_keys(
-                    llm_request, self._tokens_per_block, llm_request.get_num_tokens(0), False
-                )
+                keys = build_block_keys(llm_request, self._tokens_per_block, llm_request.get_num_tokens(0), False)
             else:
-                keys = build_block_keys_of(llm_request, tokens, self._tokens_per_block, len(tokens), False)
+                others = to_token_array(tokens)
+                keys = build_block_keys_of(llm_request, others, self._tokens_per_block, len(others), False)
             return self._block_manager.analyze_prefix_reuse(keys)
 
     def probe_prefix_match_length(self, llm_request: LlmRequest) -> int:
@@ -695,7 +693,9 @@ class KVCacheManager:
             )
         metadata = self.window_sizes_metadata.get(window_size)
         if metadata is None:
-            raise UnknownIdError(f"window {window_size} is not managed; choose one of {list(self.window_sizes_metadata)}")
+            raise UnknownIdError(
+                f"window {window_size} is not managed; choose one of {list(self.window_sizes_metadata)}"
+            )
         tokens_per_step = max(llm_request.num_draft_tokens, self._draft_token_reserve) + 1
         num_next = min(
             num_tokens + (2 if two_steps_look_ahead else 1) * tokens_per_step,
@@ -844,9 +844,7 @@ class KVCacheManager:
         """
         key = block_key.packed if isinstance(block_key, BlockKey) else block_key
         with self._lock:
-            return self._block_manager.get_window_block_manager(
-                window_size
-            ).find_blocks_in_reuse_tree_by_block_key(key)
+            return self._block_manager.get_window_block_manager(window_size).find_blocks_in_reuse_tree_by_block_key(key)
 
     def find_blocks_in_reuse_tree_by_block_keys(
         self, block_keys: Sequence[PackedKey | BlockKey], window_size: WindowSize
@@ -854,9 +852,9 @@ class KVCacheManager:
         """The cached block at the end of a list of keys, one per block. Changes nothing."""
         keys = [key.packed if isinstance(key, BlockKey) else key for key in block_keys]
         with self._lock:
-            return self._block_manager.get_window_block_manager(
-                window_size
-            ).find_blocks_in_reuse_tree_by_block_keys(keys)
+            return self._block_manager.get_window_block_manager(window_size).find_blocks_in_reuse_tree_by_block_keys(
+                keys
+            )
 
     # -- block tables ---------------------------------------------------------------------------------------------
 
@@ -866,23 +864,22 @@ class KVCacheManager:
         ``output``: int32 [pools, slots, 2 (K, V), max blocks per sequence], a numpy array or CPU tensor; rows go to
         the slots from ``output_slot_offset``, one per beam. Columns behind a row are left as they are.
         """
-        import numpy
+        import numpy as np
 
         sequence = self.get_sequence(request_id)
-        table = numpy.asarray(output)
+        table = np.asarray(output)
         longest = pool_idx = 0
         for window_size, manager in self._windows:
             window = sequence.get_window(window_size)
             rows = [
-                numpy.asarray(slots[: len(ids)], dtype=numpy.int32)
+                np.asarray(slots[: len(ids)], dtype=np.int32)
                 for slots, ids in zip(window.slots, window.block_ids, strict=True)
             ]
+            kv_factor = manager.pools.kv_factor
             for pool in manager.pools.pools:
-                stride = pool.kv_factor if pool.layer_first_layout else pool.num_layers * pool.kv_factor
-                if not pool.is_data_pool:
-                    stride = pool.num_layers * manager.pools.kv_factor
+                stride = kv_factor if pool.layer_first_layout else pool.num_layers * kv_factor
                 for beam_idx, row in enumerate(rows):
-                    _write_row(table[pool_idx, output_slot_offset + beam_idx], row, stride, manager.pools.kv_factor)
+                    _write_row(table[pool_idx, output_slot_offset + beam_idx], row, stride, kv_factor)
                     longest = max(longest, len(row))
                 pool_idx += 1
         return longest
@@ -939,7 +936,7 @@ class KVCacheManager:
             missed_blocks=missed,
             cache_hit_rate=reused / (reused + missed) if reused else 0.0,
             num_free_blocks_per_window_size=manager.get_num_free_blocks_per_window_size(),
-            allocated_bytes=self._allocated_bytes,
+            allocated_bytes=manager.primary_pool_bytes,
             secondary_max_num_blocks=manager.num_secondary_blocks,
             secondary_free_num_blocks=manager.num_free_secondary_blocks,
         )
@@ -964,9 +961,9 @@ class KVCacheManager:
 
 
 def _write_row(target: Any, slots: Any, stride: int, kv_factor: int) -> None:
-    """Write one beam's K and V rows: slot times the slot's stride, plus the field; NULL_INDEX stays."""
-    missing = slots == NULL_INDEX
+    """Write one beam's K and V rows: slot times the slot's stride, plus the field; NULL_ENTRY stays."""
+    missing = slots == NULL_ENTRY
     for field in (0, 1):
         values = slots * stride + (field if kv_factor == 2 else 0)
-        values[missing] = NULL_INDEX
+        values[missing] = NULL_ENTRY
         target[field, : len(slots)] = values

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from trtkv.block_key import HashLink, PackedKey, build_block_keys, build_block_keys_of, make_empty_key, num_key_tokens
-from trtkv.common import PLACEHOLDER_BLOCK_ID, PLACEHOLDER_LEVEL, PRIMARY_LEVEL, CacheType, KvCacheTransferMode, ceil_div
+from trtkv.common import (
+    PLACEHOLDER_BLOCK_ID,
+    PLACEHOLDER_LEVEL,
+    PRIMARY_LEVEL,
+    CacheType,
+    KvCacheTransferMode,
+    ceil_div,
+)
 from trtkv.errors import InvalidInputError, OutOfBlocksError, check
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest, SequenceWindow
@@ -27,6 +34,7 @@ from trtkv.window_block_manager.sequences import (
     write_slots,
 )
 from trtkv.window_block_manager.settings import WindowSettings
+
 
 class BatchSeqStats(NamedTuple):
     """Outcome of one sequence in one window. C++: BatchSeqStats."""
