@@ -13,6 +13,9 @@ import pytest
 from trtkv.errors import InvalidInputError, UnknownIdError
 from trtkv.kv_cache_manager import KVCacheManager
 from trtkv.llm_request import LlmRequest, LlmRequestState
+from trtkv.scheduler.capacity_scheduler import CapacityScheduler
+from trtkv.scheduler.micro_batch_scheduler import MicroBatchScheduler
+from trtkv.scheduler.scheduler_config import CapacitySchedulerPolicy, ChunkingPolicy, ContextChunkingConfig
 from trtkv.verify.recorded_manager import RecordedManager
 from trtkv.verify.recorded_request import RecordedRequest
 from trtkv.verify.recorder import TraceRecorder
@@ -66,6 +69,51 @@ def drive(recorder: TraceRecorder) -> None:
         manager.refresh_blocks()
         manager.remove_sequence(request_id, request)
         recorder.drop_request(request_id)
+
+
+def drive_with_schedulers(recorder: TraceRecorder, policy: CapacitySchedulerPolicy) -> int:
+    """An executor loop with arrivals, chunked prefill and pauses; returns the number of finished requests."""
+    manager: Any = recorder.manager
+    capacity_scheduler = CapacityScheduler(4, policy)
+    micro_batch_scheduler = MicroBatchScheduler(ContextChunkingConfig(ChunkingPolicy.FIRST_COME_FIRST_SERVED, 4))
+    active: list[LlmRequest] = []
+    num_finished = 0
+    for iteration in range(120):
+        if iteration < 12:
+            tokens = [7] * 4 + [iteration % 3] * (1 + iteration % 5)
+            active.append(recorder.new_request(iteration, tokens, 6))
+        fitting, _, paused = capacity_scheduler.schedule(active, manager)
+        for request in paused:
+            manager.remove_sequence(request.request_id, request)
+            request.pause(32)
+        contexts, generating = micro_batch_scheduler.schedule(fitting, set(), 4, 12)
+        for request in generating:
+            manager.add_token(request.request_id)
+        for request in contexts:
+            if request.request_id not in manager.sequences:
+                manager.add_sequence((request.request_id, request.prompt_len, 1), request)
+            request.move_to_next_context_chunk()
+            manager.store_context_blocks(request)
+            if request.context_remaining_length == 0:
+                request.set_state(LlmRequestState.GENERATION_IN_PROGRESS)
+        for request in [request for request in active if request.is_generation_in_progress_state]:
+            request.add_new_token(iteration)
+            if request.get_num_tokens() - request.prompt_len >= request.max_new_tokens:
+                manager.remove_sequence(request.request_id, request)
+                recorder.drop_request(request.request_id)
+                active.remove(request)
+                num_finished += 1
+    return num_finished
+
+
+@pytest.mark.parametrize("policy", list(CapacitySchedulerPolicy))
+def test_program_recorded_under_the_schedulers_verifies(tmp_path: Path, policy: CapacitySchedulerPolicy) -> None:
+    path = tmp_path / "recorded.jsonl"
+    with path.open("w") as stream:
+        num_finished = drive_with_schedulers(TraceRecorder(stream, "recorded", CONFIG), policy)
+    assert num_finished == 12
+    result = verify_program(path)
+    assert result.is_equal, write_text([result])
 
 
 def rows_of(stream: io.StringIO) -> list[dict[str, Any]]:
