@@ -32,6 +32,7 @@ from trtkv.kv_cache_events import KVCacheEvent
 from trtkv.kv_cache_index import NULL_ENTRY
 from trtkv.linear_attention import LinearAttentionMetadata
 from trtkv.llm_request import LlmRequest, to_token_array
+from trtkv.pool_tensors import PoolTensors
 from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY
 from trtkv.stats import KvCacheIterationStats, KvCacheStats
 from trtkv.window_block_manager.loading import BatchSeqStats, ClaimResult
@@ -44,6 +45,8 @@ from trtkv.window_size_metadata import (
 )
 
 if TYPE_CHECKING:
+    import torch
+
     from trtkv.window_block_manager import WindowBlockManager
 
 RequestInfo = tuple[RequestId, int, int]
@@ -67,6 +70,8 @@ class KVCacheManager:
 
     ``compatibility=True`` reproduces the recorded behaviour of the reference bit for bit, including the faults
     that hurt users, half-done failures and the order of equal partial matches; see docs/decisions.
+    ``hash_map_order`` asks for that order alone: equal partial matches are then taken in the iteration order of
+    the reference's hash map instead of most recently inserted first, at the price of hashing every cached block.
     """
 
     def __init__(
@@ -99,6 +104,7 @@ class KVCacheManager:
         copy_engine: CopyEngine | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
         compatibility: bool = False,
+        hash_map_order: bool | None = None,
     ) -> None:
         if sink_token_length:
             raise ConfigurationError(f"sink_token_length is {sink_token_length}; sink tokens are not supported, give 0")
@@ -122,6 +128,7 @@ class KVCacheManager:
                 linear_attention_metadata,
                 tuple(pool_configurations),
                 compatibility,
+                compatibility if hash_map_order is None else hash_map_order,
             ),
             NullCopyEngine() if copy_engine is None else copy_engine,
             event_manager,
@@ -146,6 +153,11 @@ class KVCacheManager:
         )
         self._has_swa = any(manager.is_swa for _, manager in self._windows)
         self._lock = threading.RLock()
+        manager = self._block_manager
+        self._pool_tensors = PoolTensors(
+            manager.pools,
+            [(manager.get_layer_pool_idx(i), manager.get_pool_layer_idx(i)) for i in range(manager.num_layers)],
+        )
 
     # -- properties ---------------------------------------------------------------------------------
 
@@ -213,6 +225,34 @@ class KVCacheManager:
     def enable_block_reuse(self) -> bool:
         """Whether cached blocks are looked up and stored."""
         return self._enable_block_reuse
+
+    @property
+    def enable_partial_reuse(self) -> bool:
+        """Whether a block may be matched by its first tokens only."""
+        return self._block_manager.settings.enable_partial_reuse
+
+    @property
+    def enable_indexer_k_cache(self) -> bool:
+        """Whether index-key pools stand beside the pools."""
+        return self._block_manager.settings.indexer_k_cache is not None
+
+    @property
+    def indexer_k_cache_index_head_dim(self) -> int:
+        """Head size of index keys; 0 without them."""
+        indexer = self._block_manager.settings.indexer_k_cache
+        return 0 if indexer is None else indexer.index_head_dim
+
+    @property
+    def indexer_k_cache_quant_block_size(self) -> int:
+        """Index-key elements that share a scale; 0 without them."""
+        indexer = self._block_manager.settings.indexer_k_cache
+        return 0 if indexer is None else indexer.quant_block_size
+
+    @property
+    def indexer_k_cache_use_fp4(self) -> bool:
+        """Whether index keys are stored in 4 bits."""
+        indexer = self._block_manager.settings.indexer_k_cache
+        return indexer is not None and indexer.use_fp4
 
     @property
     def cross_kv(self) -> bool:
@@ -890,6 +930,30 @@ class KVCacheManager:
         """``copy_block_offsets`` for the requests of consecutive ids, ``beam_width`` slots each."""
         for index in range(batch_size):
             self.copy_block_offsets(output, index * beam_width, first_batch_slot_idx + index)
+
+    # -- memory ---------------------------------------------------------------------------------------
+
+    @property
+    def pool_tensors(self) -> PoolTensors:
+        """The pools as torch tensors, and views of them."""
+        return self._pool_tensors
+
+    def allocate_pools(self, device: Any = "cpu", kv_layout: str = "HND") -> None:
+        """Make the tensors of all pools (extra ``torch``); see PoolTensors.allocate_pools. C++: allocatePools."""
+        self._pool_tensors.allocate_pools(device, kv_layout)
+
+    def release_pools(self) -> None:
+        """Wait for transfers and let go of the tensors. C++: releasePools."""
+        self._block_manager.refresh_blocks()
+        self._pool_tensors.release_pools()
+
+    def get_buffers(self, layer_idx: int, kv_layout: str | None = None) -> torch.Tensor:
+        """View of a layer's primary blocks for attention kernels; see PoolTensors.get_buffers."""
+        return self._pool_tensors.get_buffers(layer_idx, kv_layout)
+
+    def get_unique_primary_pool(self) -> torch.Tensor:
+        """The primary tensor of a manager with one pool. C++: getUniquePrimaryPool."""
+        return self._pool_tensors.get_unique_primary_pool()
 
     # -- events, statistics, housekeeping -----------------------------------------------------------------------------
 
