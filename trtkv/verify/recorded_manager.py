@@ -113,6 +113,11 @@ class RecordedManager:
         """Let expired priorities fall back."""
         self._record("refresh_blocks")
 
+    def release_pools(self) -> None:
+        """Let go of the tensors; the refresh that belongs to it is written."""
+        self.refresh_blocks()
+        self._recorder.machine.state.manager.release_pools()
+
     def sync_transfer_manager_with_buffer_manager(self) -> None:
         """Wait for transfers."""
         self._record("sync_transfer_manager_with_buffer_manager")
