@@ -103,7 +103,13 @@ class WindowBlockManager:
             self.counters,
         )
         self.storer = BlockStorer(
-            settings, self.matcher, self.eviction_policy, self.sequences, event_manager, self.get_block_by_id
+            settings,
+            self.matcher,
+            self.eviction_policy,
+            self.sequences,
+            event_manager,
+            self.get_block_by_id,
+            settings.num_channels == 1,
         )
         self.releaser = BlockReleaser(settings, self.matcher, self.claimer, self.eviction_policy, self.sequences)
         metadata = settings.linear_attention_metadata
