@@ -72,6 +72,8 @@ class KVCacheManager:
     that hurt users, half-done failures and the order of equal partial matches; see docs/decisions.
     ``hash_map_order`` asks for that order alone: equal partial matches are then taken in the iteration order of
     the reference's hash map instead of most recently inserted first, at the price of hashing every cached block.
+    ``preallocate_blocks`` makes all block objects now instead of at their first use: about 220 bytes a block for
+    steadier admission; a replay with a large pool is better off without.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class KVCacheManager:
         clock: Callable[[], int] = time.monotonic_ns,
         compatibility: bool = False,
         hash_map_order: bool | None = None,
+        preallocate_blocks: bool = False,
     ) -> None:
         if sink_token_length:
             raise ConfigurationError(f"sink_token_length is {sink_token_length}; sink tokens are not supported, give 0")
@@ -136,6 +139,8 @@ class KVCacheManager:
         )
         if kv_cache_connector_manager is not None and self._block_manager.is_variable_window:
             raise ConfigurationError("a connector works with one window only; use one window or no connector")
+        if preallocate_blocks:
+            self._block_manager.preallocate_blocks()
         self._tokens_per_block = tokens_per_block
         self._max_num_sequences = max_num_sequences
         self._max_beam_width = max_beam_width
@@ -151,7 +156,10 @@ class KVCacheManager:
         self._windows: list[tuple[WindowSize, WindowBlockManager]] = list(
             self._block_manager.window_block_managers.items()
         )
-        self._has_swa = any(manager.is_swa for _, manager in self._windows)
+        # Lengths, modulo the block, at which blocks may come or go: any with a sliding window, as a long prompt
+        # leaves it only once tokens are added.
+        has_swa = any(manager.is_swa for _, manager in self._windows)
+        self._growth_phases = frozenset(range(tokens_per_block) if has_swa else (1 % tokens_per_block,))
         self._lock = threading.RLock()
         manager = self._block_manager
         self._pool_tensors = PoolTensors(
@@ -460,26 +468,39 @@ class KVCacheManager:
     def add_token(self, request_id: RequestId) -> None:
         """Make room for one more token. C++: addToken.
 
-        Raises OutOfBlocksError if a window needs a block and has none.
+        Raises OutOfBlocksError if a window needs a block and has none. Most tokens only count, without the lock.
         """
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            sequence = self.get_sequence(request_id)
+        num_tokens = sequence.num_tokens + 1
+        if num_tokens % self._tokens_per_block not in self._growth_phases:
+            sequence.num_tokens = num_tokens
+            return
         with self._lock:
-            self._add_token(self.get_sequence(request_id))
+            self._grow(sequence)
 
     def add_tokens(self, request_ids: Iterable[RequestId]) -> None:
         """``add_token`` for a decode batch, in order; those before a failing one keep their token."""
+        sequences, tokens_per_block, growth_phases = self._sequences, self._tokens_per_block, self._growth_phases
         with self._lock:
             for request_id in request_ids:
-                self._add_token(self.get_sequence(request_id))
+                sequence = sequences.get(request_id)
+                if sequence is None:
+                    sequence = self.get_sequence(request_id)
+                num_tokens = sequence.num_tokens + 1
+                if num_tokens % tokens_per_block in growth_phases:
+                    self._grow(sequence)
+                else:
+                    sequence.num_tokens = num_tokens
 
-    def _add_token(self, sequence: GenerationRequest) -> None:
-        if sequence.num_tokens % self._tokens_per_block == 0 or self._has_swa:
-            if not self._compatibility:
-                for _, manager in self._windows:
-                    manager.check_can_add_token(sequence)
-            sequence.num_tokens += 1
-            self._block_manager.adjust_blocks_if_needed(sequence)
-        else:
-            sequence.num_tokens += 1
+    def _grow(self, sequence: GenerationRequest) -> None:
+        """One more token where a window may take or let go of a block."""
+        if not self._compatibility:
+            for _, manager in self._windows:
+                manager.check_can_add_token(sequence)
+        sequence.num_tokens += 1
+        self._block_manager.adjust_blocks_if_needed(sequence)
 
     def rewind_kv_cache(self, request_id: RequestId, rewind_lengths: int) -> None:
         """Drop the last tokens of a sequence, with blocks no longer needed; unknown ids are ignored.

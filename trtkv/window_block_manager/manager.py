@@ -352,6 +352,8 @@ class WindowBlockManager:
     def reset_reuse_state(self, tree: UnifiedBlockTree) -> None:
         """Use an empty tree from now on; cached blocks keep their keys and places until they are recycled."""
         self.matcher.set_tree(tree, create_root_block(self.settings.channel))
+        for window in self.sequences.allocated_blocks_per_seq.values():
+            window.num_stored = 0
 
     def offload_block(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> None:
         """Move a primary block to the secondary level."""

@@ -58,7 +58,11 @@ class BlockStorer:
         )
 
     def store_blocks(
-        self, keys: Sequence[PackedKey], blocks: Sequence[KVCacheBlock], pin_blocks: bool = False
+        self,
+        keys: Sequence[PackedKey],
+        blocks: Sequence[KVCacheBlock],
+        pin_blocks: bool = False,
+        window: SequenceWindow | None = None,
     ) -> list[BlockId]:
         """Store a chain of blocks under a chain of keys, from the root; the shorter list decides.
 
@@ -70,7 +74,7 @@ class BlockStorer:
         if len(keys) > count:
             keys = keys[:count]
         if not pin_blocks and self._is_plain:
-            self._store_plain(keys, blocks)
+            self._store_plain(keys, blocks, window)
             return []
         nodes = self._matcher.tree.insert_nodes(keys)
         prev: KVCacheBlock = self._matcher.root_block
@@ -98,15 +102,24 @@ class BlockStorer:
                 self._event_manager.enqueue_stored_event(real, self._settings.window_size)
         return pinned
 
-    def _store_plain(self, keys: Sequence[PackedKey], blocks: Sequence[KVCacheBlock]) -> None:
+    def _store_plain(
+        self, keys: Sequence[PackedKey], blocks: Sequence[KVCacheBlock], window: SequenceWindow | None
+    ) -> None:
         """``store_blocks`` without pins, events, placeholders and hash-map order: the hot loop of a replay.
 
-        Once a node is missing all later ones are new, so they are chained without looking.
+        Once a node is missing all later ones are new, so they are chained without looking. Leading blocks that
+        the sequence stored before are still where they were if the last of them is: it holds them all.
         """
         node: LookupNodePtr = self._matcher.tree.root
         prev = self._matcher.root_block
         index = 0
-        for key, block in zip(keys, blocks, strict=False):
+        owns_all = True
+        if window is not None and 0 < window.num_stored <= len(keys):
+            last = blocks[window.num_stored - 1]
+            last_node = last._lookup_node
+            if last_node is not None and keys[window.num_stored - 1] is window.last_stored_key is last_node.key:
+                node, prev, index = last_node, last, window.num_stored
+        for key, block in zip(keys[index:], blocks[index:], strict=False):
             children = node.children
             if children.__class__ is ChildMap:
                 child = children.get(key)
@@ -120,6 +133,8 @@ class BlockStorer:
             if existing is None:
                 self._attach(block, node, key, prev)
                 existing = block
+            elif existing is not block:
+                owns_all = False
             prev = existing
         for key, block in zip(keys[index:], blocks[index : len(keys)], strict=True):
             if block._lookup_node is not None:
@@ -132,6 +147,10 @@ class BlockStorer:
                 node.link_node(block)
             self._set_key_and_hash(block, key, prev)
             node = prev = block
+        if window is not None and owns_all and keys:
+            num_full = len(keys) - (num_key_tokens(keys[-1]) != self._settings.tokens_per_block)
+            window.num_stored = num_full
+            window.last_stored_key = keys[num_full - 1] if num_full else None
 
     def _attach(self, block: KVCacheBlock, node: LookupNodePtr, key: PackedKey, prev: KVCacheBlock) -> None:
         """Make a block the value of a free node; what admission has already set stays."""
@@ -171,7 +190,7 @@ class BlockStorer:
         blocks = window.held if sequence.beam_width == 1 else window.held[:: sequence.beam_width]
         if self._settings.compatibility and self._settings.is_swa:
             blocks = self._visible_blocks(window, len(keys))
-        self.store_blocks(keys, blocks)
+        self.store_blocks(keys, blocks, window=window)
 
     def _visible_blocks(self, window: SequenceWindow, limit: int) -> list[KVCacheBlock]:
         """Blocks by the visible ids up to the first placeholder: a recorded fault, recycled ones are included."""
@@ -213,5 +232,6 @@ class BlockStorer:
             usable = min(usable, request.prompt_len - 1)
             allow_partial = self._settings.compatibility
         keys = build_block_keys(request, self._settings.tokens_per_block, usable, allow_partial)
-        held = self._sequences.get_window(sequence.request_id).held
-        return self.store_blocks(keys, held[:: sequence.beam_width], pin_blocks)
+        window = self._sequences.get_window(sequence.request_id)
+        blocks = window.held if sequence.beam_width == 1 else window.held[:: sequence.beam_width]
+        return self.store_blocks(keys, blocks, pin_blocks, window)
