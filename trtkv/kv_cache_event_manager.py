@@ -69,11 +69,11 @@ class KVCacheEventManager:
         """A window was created."""
         self._enqueue(KVCacheCreatedData(num_blocks_per_cache_level), window_size)
 
-    def enqueue_stored_event(self, blocks: Sequence[KVCacheBlock], window_size: WindowSize) -> None:
-        """A chain of blocks was put into the tree; the parent is the block at the node right above the first."""
+    def enqueue_stored_event(
+        self, blocks: Sequence[KVCacheBlock], window_size: WindowSize, parent_hash: int | None
+    ) -> None:
+        """A chain of blocks was put into the tree, the first below ``parent_hash`` (None: the root)."""
         self._flush_removed_events(window_size)
-        parent = blocks[0].prev_block
-        parent_hash = None if parent is None or parent.block_id < 0 else parent.hash
         stored = [
             KVCacheStoredBlockData(
                 block.hash, block.block_key, PRIMARY_LEVEL if block.is_primary else SECONDARY_LEVEL, block.priority

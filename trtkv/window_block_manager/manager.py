@@ -103,7 +103,13 @@ class WindowBlockManager:
             self.counters,
         )
         self.storer = BlockStorer(
-            settings, self.matcher, self.eviction_policy, self.sequences, event_manager, self.get_block_by_id
+            settings,
+            self.matcher,
+            self.claimer,
+            self.eviction_policy,
+            self.sequences,
+            event_manager,
+            self.get_block_by_id,
         )
         self.releaser = BlockReleaser(settings, self.matcher, self.claimer, self.eviction_policy, self.sequences)
         metadata = settings.linear_attention_metadata
@@ -344,7 +350,13 @@ class WindowBlockManager:
         self.releaser.truncate_blocks(keys, num_tokens_to_keep)
 
     def reset_reuse_state(self, tree: UnifiedBlockTree) -> None:
-        """Use an empty tree from now on; cached blocks keep their keys and places until they are recycled."""
+        """Use an empty tree from now on; cached blocks leave the old one and keep their keys and queue places.
+
+        Recorded: they stay attached to the old tree, and are reported as removed when they are recycled.
+        """
+        if not self.settings.compatibility:
+            for block in reversed(self.matcher.list_blocks()):
+                self.claimer.remove_from_tree(block)
         self.matcher.set_tree(tree, create_root_block(self.settings.channel))
 
     def offload_block(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> None:
@@ -376,7 +388,7 @@ class WindowBlockManager:
 
     def refresh_blocks(self) -> None:
         """Apply expiries and order compute work behind transfers. C++: refreshBlocks."""
-        self.eviction_policy.refresh()
+        self.claimer.report_expired(self.eviction_policy.refresh())
         self.transfer_manager.sync_transfers()
 
     def sync_transfer_manager_with_buffer_manager(self) -> None:

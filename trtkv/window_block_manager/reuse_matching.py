@@ -184,6 +184,18 @@ class ReuseMatcher:
             return None
         return matches.blocks[-1]
 
+    def list_blocks(self) -> list[KVCacheBlock]:
+        """Every block of this window in the tree, each behind its ancestors."""
+        found = []
+        stack = list(self.tree.root.ordered_children())
+        while stack:
+            node = stack.pop()
+            stack.extend(node.ordered_children())
+            block = node.get_value(self._settings.channel)
+            if block is not None:
+                found.append(block)
+        return found
+
     def block_in_radix_tree(self, block: KVCacheBlock) -> bool:
         """Whether the block is in the tree below a block of its window. C++: WindowBlockManager::blockInRadixTree."""
         return block.has_tokens and block.prev_block is not None
