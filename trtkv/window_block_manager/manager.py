@@ -110,6 +110,7 @@ class WindowBlockManager:
             self.sequences,
             event_manager,
             self.get_block_by_id,
+            settings.num_channels == 1,
         )
         self.releaser = BlockReleaser(settings, self.matcher, self.claimer, self.eviction_policy, self.sequences)
         metadata = settings.linear_attention_metadata
