@@ -965,8 +965,20 @@ class KVCacheManager:
             self._block_manager.flush_iteration_events()
 
     def get_latest_events(self, timeout_ms: float | None = None) -> list[KVCacheEvent]:
-        """Flushed events since the last call; waits up to the timeout if there are none. C++: getLatestEvents."""
+        """Flushed events since the last call, oldest first. C++: getLatestEvents.
+
+        With a timeout, waits for a flush if there are none; without one, or with 0, returns at once what is there.
+        Raises InvalidInputError for a manager without an event manager.
+        """
         return self._block_manager.get_latest_events(timeout_ms)
+
+    def get_cached_block_events(self) -> list[KVCacheEvent]:
+        """Created and stored events that describe the cache as it is now, for a listener that starts late or lost some.
+
+        All have the id of the last event so far, so a listener goes on with the next one. Changes nothing.
+        """
+        with self._lock:
+            return self._block_manager.get_cached_block_events()
 
     def refresh_blocks(self) -> None:
         """Apply expired durations, and order compute work behind transfers. C++: refreshBlocks."""

@@ -98,13 +98,13 @@ class BlockClaimer:
     ) -> None:
         self._transfer_manager.offload(block, offload_block, self._pools.pools, 0, mode, directory)
         block.swap_memory_pool_block_offset(offload_block)
-        if self._event_manager is not None and self._is_announced(block):
+        if self._event_manager is not None and self.is_announced(block):
             self._event_manager.enqueue_updated_event(
                 KVCacheUpdatedData(block.hash, cache_level=(PRIMARY_LEVEL, SECONDARY_LEVEL)),
                 self._settings.window_size,
             )
 
-    def _is_announced(self, block: KVCacheBlock) -> bool:
+    def is_announced(self, block: KVCacheBlock) -> bool:
         """Whether listeners count the block as cached: it is in the tree.
 
         The reference asks for a block at the parent position too, so that listeners never hear of the end of others.
@@ -115,7 +115,7 @@ class BlockClaimer:
 
     def remove_from_tree(self, block: KVCacheBlock) -> None:
         """Detach one block, reporting it as removed; its descendants stay."""
-        if self._event_manager is not None and self._is_announced(block):
+        if self._event_manager is not None and self.is_announced(block):
             self._event_manager.enqueue_removed_event(block, self._settings.window_size)
         block.detach_from_lookup_node()
 
@@ -124,7 +124,7 @@ class BlockClaimer:
         if self._event_manager is None or self._settings.compatibility:
             return
         for block, old in expired:
-            if self._is_announced(block):
+            if self.is_announced(block):
                 self._event_manager.enqueue_updated_event(
                     KVCacheUpdatedData(block.hash, priority=(old, block._priority)), self._settings.window_size
                 )
@@ -139,7 +139,7 @@ class BlockClaimer:
         helper = self.get_free_block(mode=mode, directory=directory)
         self._transfer_manager.onboard(block, helper, self._pools.pools, 0, mode, directory)
         block.swap_memory_pool_block_offset(helper)
-        if self._event_manager is not None and (self._settings.compatibility or self._is_announced(block)):
+        if self._event_manager is not None and (self._settings.compatibility or self.is_announced(block)):
             self._event_manager.enqueue_updated_event(
                 KVCacheUpdatedData(block.hash, cache_level=(SECONDARY_LEVEL, PRIMARY_LEVEL)),
                 self._settings.window_size,

@@ -367,7 +367,7 @@ class BlockLoader:
                 priority is not None
                 and block._priority != priority
                 and self._event_manager is not None
-                and (self._settings.compatibility or not is_held_source)
+                and (self._settings.compatibility or (not is_held_source and self._claimer.is_announced(block)))
             ):
                 self._event_manager.enqueue_updated_event(
                     KVCacheUpdatedData(block.hash, priority=(block._priority, priority)), self._settings.window_size

@@ -24,6 +24,7 @@ from trtkv.eviction_policy import FreshBlocks, LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest
 from trtkv.kv_cache_block import KVCacheBlock, PlaceholderBlock, create_root_block, create_swa_placeholder
 from trtkv.kv_cache_event_manager import KVCacheEventManager
+from trtkv.kv_cache_events import KVCacheStoredData
 from trtkv.kv_cache_index import make_index
 from trtkv.kv_cache_transfer_manager import KVCacheTransferManager
 from trtkv.llm_request import LlmRequest
@@ -330,6 +331,10 @@ class WindowBlockManager:
         if request is not None and not self.settings.is_recurrent_state:
             self.storer.store_blocks_for_reuse(sequence, request)
         self.releaser.release_blocks(sequence.request_id)
+
+    def describe_cached_blocks(self) -> list[KVCacheStoredData]:
+        """What is in the tree, one stored event a block, each behind its ancestors. Changes nothing."""
+        return self.matcher.describe_blocks()
 
     def pin_blocks(self, request_id: RequestId) -> None:
         """One reference more on every block a sequence holds."""
