@@ -119,8 +119,8 @@ class BaseEvictionPolicy(Protocol):
     ) -> None:
         """Take a block out of its queue and set its retention."""
 
-    def refresh(self) -> None:
-        """Bring blocks whose duration is over back to the default priority."""
+    def refresh(self) -> list[tuple[KVCacheBlock, Priority]]:
+        """Bring blocks whose duration is over back to the default priority; returns them with the one they had."""
 
     def verify_queue_integrity(self) -> bool:
         """Whether every queued block is free and stands in a queue of its level."""
@@ -338,23 +338,27 @@ class LRUEvictionPolicy:
             queue.blocks[block] = None
         block._free_queue = queue
 
-    def refresh(self) -> None:
-        """Move blocks whose duration is over to the back of the default queue of their present level."""
+    def refresh(self) -> list[tuple[KVCacheBlock, Priority]]:
+        """Move blocks whose duration is over to the back of the default queue of their present level.
+
+        Returns them with the priority they had, in the order of expiry.
+        """
+        expired = []
         while self._expiring:
             key, block = self._expiring.peekitem(0)
             if key[0] > self._clock():
                 break
+            expired.append((block, block._priority))
             self._forget_expiry(block)
             queue = block._free_queue
+            block._priority = DEFAULT_RETENTION_PRIORITY
             if queue is not None:
                 queue.discard_block(block)
                 self._num_free[queue.level] -= 1
-                block._priority = DEFAULT_RETENTION_PRIORITY
                 level = get_cache_level(block)
                 self._enqueue(block, level, to_front=False)
                 self._num_free[level] += 1
-            else:
-                block._priority = DEFAULT_RETENTION_PRIORITY
+        return expired
 
     # -- looking ------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trtkv import capacity_estimation
-from trtkv.block_key import BlockKey, PackedKey, build_block_keys, build_block_keys_of
+from trtkv.block_key import BlockKey, PackedKey, build_block_keys, build_block_keys_of, hash_block_key
 from trtkv.block_manager import BlockManager, CacheSettings
 from trtkv.common import (
     MAX_INT32,
@@ -631,7 +631,7 @@ class KVCacheManager:
     def commit_and_get_block_hashes_for_request(self, llm_request: LlmRequest, window_size: WindowSize) -> list[int]:
         """Chain hashes of a sequence's full blocks, the newest token included. One beam only.
 
-        Blocks not flagged full are keyed and hashed now; others keep their stored hash.
+        Blocks that are not cached are keyed and hashed now; cached ones stay as listeners know them.
         C++: commitAndGetBlockHashesForRequest.
         """
         if llm_request.beam_width != 1:
@@ -649,8 +649,10 @@ class KVCacheManager:
             limit = min(num_full, len(window.block_ids[0]))
             keys = build_block_keys(llm_request, self._tokens_per_block, limit * self._tokens_per_block, False)
             blocks = window.held[:: llm_request.beam_width][:limit]
+            if not self._compatibility:
+                return _commit_hashes(blocks, keys)
             for block, key in zip(blocks, keys, strict=True):
-                if not block.is_full or (not self._compatibility and block.block_key != key):
+                if not block.is_full:
                     block.set_block_key(key, is_full=True)
                     block.compute_hash()
             return [block.hash for block in blocks]
@@ -984,8 +986,20 @@ class KVCacheManager:
             self._block_manager.flush_iteration_events()
 
     def get_latest_events(self, timeout_ms: float | None = None) -> list[KVCacheEvent]:
-        """Flushed events since the last call; waits up to the timeout if there are none. C++: getLatestEvents."""
+        """Flushed events since the last call, oldest first. C++: getLatestEvents.
+
+        With a timeout, waits for a flush if there are none; without one, or with 0, returns at once what is there.
+        Raises InvalidInputError for a manager without an event manager.
+        """
         return self._block_manager.get_latest_events(timeout_ms)
+
+    def get_cached_block_events(self) -> list[KVCacheEvent]:
+        """Created and stored events that describe the cache as it is now, for a listener that starts late or lost some.
+
+        All have the id of the last event so far, so a listener goes on with the next one. Changes nothing.
+        """
+        with self._lock:
+            return self._block_manager.get_cached_block_events()
 
     def refresh_blocks(self) -> None:
         """Apply expired durations, and order compute work behind transfers. C++: refreshBlocks."""
@@ -1043,6 +1057,20 @@ class KVCacheManager:
         capacity_estimation.calculate_cache_size_per_token_for_single_window_size
     )
     calculate_window_size_to_share = staticmethod(capacity_estimation.calculate_window_size_to_share)
+
+
+def _commit_hashes(blocks: Sequence[KVCacheBlock], keys: Sequence[PackedKey]) -> list[int]:
+    """Chain hashes of the keys; each block that is not cached takes its key and hash."""
+    hashes = []
+    value = 0
+    for block, key in zip(blocks, keys, strict=True):
+        is_known = block.lookup_node is not None and block.block_key == key
+        value = block.hash if is_known else hash_block_key(key, value)
+        if block.is_detached and not block.is_placeholder:
+            block.set_block_key(key, is_full=True)
+            block.set_hash(value)
+        hashes.append(value)
+    return hashes
 
 
 def _write_row(target: Any, slots: Any, stride: int, kv_factor: int) -> None:

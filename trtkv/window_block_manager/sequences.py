@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+from trtkv.block_key import num_key_tokens
 from trtkv.common import PLACEHOLDER_BLOCK_ID, RequestId, trunc_mod
 from trtkv.errors import InvalidInputError, OutOfBlocksError, UnknownIdError, check
 from trtkv.eviction_policy import LRUEvictionPolicy
@@ -173,7 +174,7 @@ class SequenceBlocks:
         if not inside or self._settings.is_recurrent_state or index >= len(window.held):
             return
         block = window.held[index]
-        if block._ref_count > 1 and block._lookup_node is not None and block._is_full:
+        if block._ref_count > 1 and self._covers_more(block, inside):
             raise InvalidInputError(
                 f"rewinding request {sequence.request_id} by {num_tokens} tokens reaches into block {block._block_id}, "
                 f"which {block._ref_count} holders share; rewind to a block boundary"
@@ -186,8 +187,13 @@ class SequenceBlocks:
         if not inside or self._settings.is_recurrent_state or index >= len(window.held):
             return
         block = window.held[index]
-        if block._lookup_node is not None and block._is_full and block._ref_count == 1:
+        if block._ref_count == 1 and self._covers_more(block, inside):
             self._claimer.remove_from_tree(block)
+
+    @staticmethod
+    def _covers_more(block: KVCacheBlock, num_tokens: int) -> bool:
+        """Whether a block is cached under more tokens than that, so that writing behind them would falsify it."""
+        return block._lookup_node is not None and num_key_tokens(block._block_key) > num_tokens
 
     def release_last_block(self, sequence: GenerationRequest) -> None:
         """Drop the last block, to the front of its queue if nobody else holds it. C++: releaseLastBlock."""

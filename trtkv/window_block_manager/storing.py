@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from trtkv.block_key import HashLink, PackedKey, build_block_keys, num_key_tokens, resolve_hash
 from trtkv.common import PLACEHOLDER_BLOCK_ID, BlockId
@@ -13,6 +14,7 @@ from trtkv.kv_cache_event_manager import KVCacheEventManager
 from trtkv.llm_request import LlmRequest
 from trtkv.radix_block_tree import LookupNode, LookupNodePtr
 from trtkv.templated_trie import ChildMap
+from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.reuse_matching import ReuseMatcher
 from trtkv.window_block_manager.sequences import SequenceBlocks
 from trtkv.window_block_manager.settings import WindowSettings
@@ -30,6 +32,14 @@ def usable_tokens(request: LlmRequest) -> int:
     return max(num_tokens - 1, 0)
 
 
+class StoredBlock(NamedTuple):
+    """A block just put into the tree, its node, and the hash that its own is chained to."""
+
+    block: KVCacheBlock
+    node: LookupNodePtr
+    parent_hash: HashLink | int
+
+
 class BlockStorer:
     """Stores blocks of one window for reuse. C++: storeBlocks and its callers."""
 
@@ -37,6 +47,7 @@ class BlockStorer:
         self,
         settings: WindowSettings,
         matcher: ReuseMatcher,
+        claimer: BlockClaimer,
         policy: LRUEvictionPolicy,
         sequences: SequenceBlocks,
         event_manager: KVCacheEventManager | None,
@@ -45,6 +56,7 @@ class BlockStorer:
     ) -> None:
         self._settings = settings
         self._matcher = matcher
+        self._claimer = claimer
         self._policy = policy
         self._sequences = sequences
         self._event_manager = event_manager
@@ -68,6 +80,9 @@ class BlockStorer:
 
         A taken slot is left alone and its block becomes the parent of the rest. A free slot takes the
         sequence's block, from wherever it was. Out-of-window positions are passed. Returns the ids pinned.
+
+        The hash of a block chains the keys of all nodes above it, whether this window has blocks there or not.
+        (Recorded: those above it that have one, so that equal hashes can stand for different prefixes.)
         C++: WindowBlockManager::storeBlocks.
         """
         count = min(len(keys), len(blocks))
@@ -78,29 +93,63 @@ class BlockStorer:
             return []
         nodes = self._matcher.tree.insert_nodes(keys)
         prev: KVCacheBlock = self._matcher.root_block
-        stored: list[KVCacheBlock] = []
+        parent_hash = prev._hash
+        stored: list[StoredBlock] = []
         pinned: list[BlockId] = []
         for node, block, key in zip(nodes, blocks, keys, strict=False):
             existing = node.get_value(self._settings.channel)
             if existing is not None:
                 prev = existing
+                parent_hash = prev._hash
             elif block._block_id == PLACEHOLDER_BLOCK_ID:
                 prev = self._nearest_ancestor(node)
+                parent_hash = prev._hash if self._settings.compatibility else (key, parent_hash)
             else:
-                block.attach_to_lookup_node(node)
-                block.set_block_key(key, num_key_tokens(key) == self._settings.tokens_per_block)
-                block._prev_block_in_seq = prev
-                link: HashLink = (key, prev._hash)
-                block._hash = link if self._event_manager is None else resolve_hash(link)
-                stored.append(block)
+                self._move_to_node(block, node, key, prev, parent_hash)
+                stored.append(StoredBlock(block, node, parent_hash))
                 prev = block
+                parent_hash = prev._hash
             if pin_blocks and not block.is_placeholder:
                 pinned.append(self._pin(prev))
+        if nodes and not self._settings.compatibility:
+            nodes[-1].prune()  # every position may have left the window
         if self._event_manager is not None:
-            real = [block for block in stored if not block.is_placeholder]
-            if real:
-                self._event_manager.enqueue_stored_event(real, self._settings.window_size)
+            self._report_stored([entry for entry in stored if not entry.block.is_placeholder], self._event_manager)
         return pinned
+
+    def _move_to_node(
+        self, block: KVCacheBlock, node: LookupNodePtr, key: PackedKey, prev: KVCacheBlock, parent_hash: HashLink | int
+    ) -> None:
+        """Make a block the value of a free node, and say so where it stood before."""
+        if block._lookup_node is not None and not self._settings.compatibility:
+            self._claimer.remove_from_tree(block)
+        block.attach_to_lookup_node(node)
+        block.set_block_key(key, num_key_tokens(key) == self._settings.tokens_per_block)
+        block._prev_block_in_seq = prev
+        link: HashLink = (key, parent_hash)
+        block._hash = link if self._event_manager is None else resolve_hash(link)
+
+    def _report_stored(self, stored: Sequence[StoredBlock], event_manager: KVCacheEventManager) -> None:
+        """One event for each run of blocks that hang below one another, with the hash above the first.
+
+        Recorded: one event for all, and no parent where this window has no block right above the first.
+        """
+        window_size = self._settings.window_size
+        if self._settings.compatibility:
+            if stored:
+                parent = stored[0].block.prev_block
+                parent_hash = None if parent is None or parent.block_id < 0 else parent.hash
+                event_manager.enqueue_stored_event([entry.block for entry in stored], window_size, parent_hash)
+            return
+        start = 0
+        for end in range(1, len(stored) + 1):
+            if end < len(stored) and stored[end].node.parent is stored[end - 1].node:
+                continue
+            run = stored[start:end]
+            is_first = run[0].node.parent is self._matcher.tree.root
+            parent_hash = None if is_first else resolve_hash(run[0].parent_hash)
+            event_manager.enqueue_stored_event([entry.block for entry in run], window_size, parent_hash)
+            start = end
 
     def _store_plain(
         self, keys: Sequence[PackedKey], blocks: Sequence[KVCacheBlock], window: SequenceWindow | None
