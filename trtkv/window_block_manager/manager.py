@@ -102,9 +102,6 @@ class WindowBlockManager:
             event_manager,
             self.counters,
         )
-        self.storer = BlockStorer(
-            settings, self.matcher, self.eviction_policy, self.sequences, event_manager, self.get_block_by_id
-        )
         self.releaser = BlockReleaser(settings, self.matcher, self.claimer, self.eviction_policy, self.sequences)
         metadata = settings.linear_attention_metadata
         self.recurrent = (
@@ -119,6 +116,15 @@ class WindowBlockManager:
                 self.sequences,
                 self.transfer_manager,
             )
+        )
+        self.storer = BlockStorer(
+            settings,
+            self.matcher,
+            self.eviction_policy,
+            self.sequences,
+            event_manager,
+            self.get_block_by_id,
+            self.recurrent,
         )
         if event_manager is not None:
             event_manager.enqueue_created_event(
@@ -288,7 +294,10 @@ class WindowBlockManager:
         else:
             self.sequences.allocate_block(sequence, window, share_among_beams=sequence.beam_width == 1)
         self.counters.gen_alloc += 1
-        write_slot_at(window, sequence.beam_width, len(window.block_ids[0]) - 1)
+        last = len(window.block_ids[0]) - 1
+        if self.recurrent is not None and last and not self.settings.compatibility:
+            write_slot_at(window, sequence.beam_width, last - 1)  # a placeholder may have been put there
+        write_slot_at(window, sequence.beam_width, last)
 
     def release_last_block(self, sequence: GenerationRequest) -> None:
         """Drop the last block. C++: releaseLastBlock."""
@@ -323,6 +332,8 @@ class WindowBlockManager:
         if request is not None and not self.settings.is_recurrent_state:
             self.storer.store_blocks_for_reuse(sequence, request)
         self.releaser.release_blocks(sequence.request_id)
+        if self.recurrent is not None:
+            self.recurrent.forget(sequence.request_id)
 
     def pin_blocks(self, request_id: RequestId) -> None:
         """One reference more on every block a sequence holds."""
