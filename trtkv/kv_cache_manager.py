@@ -158,8 +158,9 @@ class KVCacheManager:
         )
         # Lengths, modulo the block, at which blocks may come or go: any with a sliding window, as a long prompt
         # leaves it only once tokens are added.
-        has_swa = any(manager.is_swa for _, manager in self._windows)
-        self._growth_phases = frozenset(range(tokens_per_block) if has_swa else (1 % tokens_per_block,))
+        self._has_swa = any(manager.is_swa for _, manager in self._windows)
+        self._growth_phases = frozenset(range(tokens_per_block) if self._has_swa else (1 % tokens_per_block,))
+        self._has_recurrent = any(manager.is_recurrent_state for _, manager in self._windows)
         self._lock = threading.RLock()
         manager = self._block_manager
         self._pool_tensors = PoolTensors(
@@ -388,13 +389,8 @@ class KVCacheManager:
         llm_requests: Sequence[LlmRequest],
         sequences: Sequence[GenerationRequest],
     ) -> list[ClaimResult]:
-        return manager.plan_batch(
-            llm_requests,
-            self._effective_lengths(window_size, request_infos),
-            [beam_width for _, _, beam_width in request_infos],
-            self._enable_block_reuse,
-            [sequence.current_prepopulated_prompt_len for sequence in sequences],
-        )
+        limits = [sequence.current_prepopulated_prompt_len for sequence in sequences]
+        return self._plan_one_window(window_size, manager, list(zip(request_infos, llm_requests, strict=True)), limits)
 
     def _plan_batch(
         self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
@@ -411,26 +407,65 @@ class KVCacheManager:
                     f"request {request_id} has input length {input_length} and {beam_width} beams; "
                     f"give at least 1 token and 1 to {self._max_beam_width} beams"
                 )
-        beam_widths = [beam_width for _, _, beam_width in request_infos]
-        limits = [MAX_INT32] * len(request_infos)
-        plans = []
-        for window_size, manager in reversed(self._windows):
-            claims = manager.plan_batch(
-                llm_requests,
-                self._effective_lengths(window_size, request_infos),
-                beam_widths,
-                self._enable_block_reuse,
-                limits,
-            )
+        plans, limits = self._find_cached(request_infos, llm_requests)
+        for (_, manager), claims in zip(reversed(self._windows), plans, strict=True):
             manager.check_room(claims, self._enable_block_reuse)
-            limits = [claim.prepopulated_len for claim in claims]
-            plans.append(claims)
         if self._writes_prepopulated:
             for request, length in zip(llm_requests, limits, strict=True):
                 request.check_prepopulated_prompt_len(
                     length + self._num_connector_tokens(request, length), self._tokens_per_block
                 )
         return plans
+
+    def _find_cached(
+        self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
+    ) -> tuple[list[list[ClaimResult]], list[int]]:
+        """Claims per window, widest first, and how much of each prompt all windows have. Changes nothing.
+
+        A window may be content with a long match only: a sliding one leaves blocks out that a shorter prefix would
+        still see, recurrent states exist at some lengths only. When another window cuts the match, it is asked again.
+        """
+        batch = list(zip(request_infos, llm_requests, strict=True))
+        limits = [MAX_INT32] * len(batch)
+        caps, plans = [], []
+        for window_size, manager in reversed(self._windows):
+            caps.append(limits)
+            plans.append(self._plan_one_window(window_size, manager, batch, limits))
+            limits = [claim.prepopulated_len for claim in plans[-1]]
+        is_settled = not self._enable_block_reuse or not (self._has_swa or self._has_recurrent)
+        while not is_settled:
+            is_settled = True
+            for index, (window_size, manager) in enumerate(reversed(self._windows)):
+                is_cut = [
+                    claim.depends_on_length and claim.total_matched_tokens > limit
+                    for claim, limit in zip(plans[index], limits, strict=True)
+                ]
+                if any(is_cut):
+                    is_settled = False
+                    caps[index] = [
+                        limit if cut else cap for cut, limit, cap in zip(is_cut, limits, caps[index], strict=True)
+                    ]
+                    plans[index] = self._plan_one_window(window_size, manager, batch, caps[index])
+                    limits = [
+                        min(limit, claim.prepopulated_len) for limit, claim in zip(limits, plans[index], strict=True)
+                    ]
+        return plans, limits
+
+    def _plan_one_window(
+        self,
+        window_size: WindowSize,
+        manager: WindowBlockManager,
+        batch: Sequence[tuple[RequestInfo, LlmRequest]],
+        max_matched_tokens: Sequence[int],
+    ) -> list[ClaimResult]:
+        infos = [info for info, _ in batch]
+        return manager.plan_batch(
+            [request for _, request in batch],
+            self._effective_lengths(window_size, infos),
+            [beam_width for _, _, beam_width in infos],
+            self._enable_block_reuse,
+            max_matched_tokens,
+        )
 
     @property
     def _writes_prepopulated(self) -> bool:
@@ -617,7 +652,7 @@ class KVCacheManager:
 
         C++: copyLinearAttentionBlock.
         """
-        if not self._enable_block_reuse:
+        if not self._enable_block_reuse and (self._compatibility or llm_request.request_id not in self._sequences):
             return False
         with self._lock:
             sequence = self.get_sequence(llm_request.request_id)
@@ -660,9 +695,15 @@ class KVCacheManager:
     # -- budgets --------------------------------------------------------------------------------------------
 
     def set_spec_decoding_budget(self, num_extra_kv_tokens: int, draft_token_reserve: int) -> None:
-        """Tokens that budgets add to every prompt, and drafts to reckon with at least. C++: setSpecDecodingBudget."""
+        """Tokens that budgets add to every prompt, and drafts to reckon with at least. C++: setSpecDecodingBudget.
+
+        Sliding windows keep that many tokens more, so that rejected drafts can be rewound.
+        """
         self._num_extra_kv_tokens = num_extra_kv_tokens
         self._draft_token_reserve = draft_token_reserve
+        if not self._compatibility:
+            for _, manager in self._windows:
+                manager.sequences.rewind_reserve = draft_token_reserve
 
     def analyze_prefix_reuse(
         self, llm_request: LlmRequest, tokens: Sequence[TokenId] | None = None
@@ -684,12 +725,9 @@ class KVCacheManager:
         if not self._enable_block_reuse:
             return 0
         with self._lock:
-            limit = MAX_INT32
-            for window_size, manager in reversed(self._windows):
-                length = min(llm_request.prompt_len, self.window_sizes_metadata[window_size].max_token_num)
-                (claim,) = manager.plan_batch([llm_request], [length], [llm_request.beam_width], True, [limit])
-                limit = claim.prepopulated_len
-            return limit
+            info = (llm_request.request_id, llm_request.prompt_len, llm_request.beam_width)
+            _, limits = self._find_cached([info], [llm_request])
+            return limits[0]
 
     def _uses_summary(self, llm_request: LlmRequest) -> bool:
         return self._enable_block_reuse and not self.is_variable_window and not self.cross_kv
@@ -724,9 +762,7 @@ class KVCacheManager:
         tokens_per_block = self._tokens_per_block
         linear = self._block_manager.linear_attention_metadata
         if window_size == RECURRENT_STATES and linear is not None and not self._compatibility:
-            return linear.calc_num_blocks_needed_for_req(
-                llm_request.prompt_len, tokens_per_block, self._enable_block_reuse
-            )
+            return self._count_states(llm_request, linear)
         length = llm_request.encoder_output_len if self.cross_kv else llm_request.prompt_len
         num_drafts = max(llm_request.num_draft_tokens, self._draft_token_reserve)
         cached_len = min(length, window_size + self._chunk_size) + self._num_extra_kv_tokens + num_drafts
@@ -748,9 +784,12 @@ class KVCacheManager:
         self, llm_request: LlmRequest, two_steps_look_ahead: bool, window_size: WindowSize
     ) -> int:
         tokens_per_block = self._tokens_per_block
-        num_tokens = self.get_sequence(llm_request.request_id).num_tokens
+        sequence = self.get_sequence(llm_request.request_id)
+        num_tokens = sequence.num_tokens
         linear = self._block_manager.linear_attention_metadata
         if window_size == RECURRENT_STATES and linear is not None:
+            if not self._compatibility:
+                return self._states_to_come(sequence, llm_request)
             return linear.calc_num_additional_blocks_needed_for_req(
                 num_tokens, llm_request.prompt_len, tokens_per_block, self._enable_block_reuse
             )
@@ -792,17 +831,33 @@ class KVCacheManager:
         linear = self._block_manager.linear_attention_metadata
         if linear is None:
             raise UnknownIdError("there is no recurrent window; ask for one of the attention windows")
+        if not self._compatibility:
+            sequence = self._sequences.get(llm_request.request_id)
+            if sequence is None:
+                return self._count_states(llm_request, linear)
+            return self._states_to_come(sequence, llm_request)
         if llm_request.is_generation_in_progress_state:
             return linear.calc_num_additional_blocks_needed_for_req(
                 llm_request.get_num_tokens(0), llm_request.prompt_len, self._tokens_per_block, self._enable_block_reuse
             )
-        if llm_request.is_context_finished and self._compatibility:
+        if llm_request.is_context_finished:
             return None
         if llm_request.request_id in self._sequences:
             return 0
         return linear.calc_num_blocks_needed_for_req(
             llm_request.prompt_len, self._tokens_per_block, self._enable_block_reuse
         )
+
+    def _count_states(self, llm_request: LlmRequest, linear: LinearAttentionMetadata) -> int:
+        return linear.count_states(
+            llm_request.prompt_len, self._tokens_per_block, self._enable_block_reuse, llm_request.beam_width
+        )
+
+    def _states_to_come(self, sequence: GenerationRequest, llm_request: LlmRequest) -> int:
+        recurrent = self._block_manager.get_window_block_manager(RECURRENT_STATES).recurrent
+        if recurrent is None:
+            return 0
+        return recurrent.num_blocks_to_come(sequence, llm_request.prompt_len, self._enable_block_reuse)
 
     def _remaining_attention(
         self, llm_request: LlmRequest, window_size: WindowSize, cached_summary: PrefixReuseSummary | None
@@ -845,11 +900,19 @@ class KVCacheManager:
     def get_max_capacity_batch_size(self, input_length: int, output_length: int) -> int:
         """Sequences of these lengths that fit at once: the minimum over windows. C++: getMaxCapacityBatchSize."""
         return min(
-            metadata.allotted_primary_blocks
-            // capacity_estimation.calculate_max_block_requirements(
-                input_length, output_length, 0, window_size, self._max_beam_width, self._tokens_per_block
-            )
+            metadata.allotted_primary_blocks // self._max_blocks_of(window_size, input_length, output_length)
             for window_size, metadata in self.window_sizes_metadata.items()
+        )
+
+    def _max_blocks_of(self, window_size: WindowSize, input_length: int, output_length: int) -> int:
+        """Blocks that a sequence of these lengths holds at most in a window."""
+        linear = self._block_manager.linear_attention_metadata
+        if window_size == RECURRENT_STATES and linear is not None and not self._compatibility:
+            return linear.count_states(
+                input_length, self._tokens_per_block, self._enable_block_reuse, self._max_beam_width
+            )
+        return capacity_estimation.calculate_max_block_requirements(
+            input_length, output_length, 0, window_size, self._max_beam_width, self._tokens_per_block
         )
 
     # -- scheduling simulation --------------------------------------------------------------------------------

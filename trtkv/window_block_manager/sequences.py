@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from trtkv.block_key import num_key_tokens
-from trtkv.common import PLACEHOLDER_BLOCK_ID, RequestId, trunc_mod
+from trtkv.common import PLACEHOLDER_BLOCK_ID, RequestId, ceil_div, trunc_mod
 from trtkv.errors import InvalidInputError, OutOfBlocksError, UnknownIdError, check
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest, SequenceWindow
@@ -66,6 +66,8 @@ class SequenceBlocks:
         self._claimer = claimer
         self._policy = policy
         self.allocated_blocks_per_seq: dict[RequestId, SequenceWindow] = {}
+        self.rewind_reserve = 0
+        """Tokens by which a sequence may be rewound: a sliding window keeps that many more."""
 
     def get_window(self, request_id: RequestId) -> SequenceWindow:
         """Blocks that a sequence holds in this window."""
@@ -81,7 +83,8 @@ class SequenceBlocks:
         settings = self._settings
         if not settings.is_swa:
             return 0
-        excess = num_tokens - window.num_front_blocks_removed * settings.tokens_per_block - settings.window_size
+        num_held = num_tokens - window.num_front_blocks_removed * settings.tokens_per_block
+        excess = num_held - settings.window_size - self.rewind_reserve
         return max(0, excess // settings.tokens_per_block)
 
     def check_can_add_token(self, sequence: GenerationRequest) -> None:
@@ -163,6 +166,13 @@ class SequenceBlocks:
         window = self.get_window(sequence.request_id)
         last = sequence.num_tokens
         num_blocks = sum(self.ends_block(length) for length in range(last - num_tokens, last))
+        if self._settings.is_recurrent_state:
+            if num_blocks >= len(window.held):
+                raise InvalidInputError(
+                    f"rewinding request {sequence.request_id} by {num_tokens} tokens leaves no recurrent state; "
+                    "rewind by fewer, or remove the sequence"
+                )
+            return
         first_kept = len(window.held) - num_blocks
         if num_blocks and (first_kept < 0 or window.held[first_kept]._block_id == PLACEHOLDER_BLOCK_ID):
             raise InvalidInputError(
@@ -170,8 +180,15 @@ class SequenceBlocks:
                 f"of {self._settings.window_size} tokens; rewind by fewer"
             )
         kept = last - num_tokens
+        first_seen = max(0, kept + 1 - self._settings.window_size) // self._settings.tokens_per_block
+        last_seen = ceil_div(kept, self._settings.tokens_per_block)
+        if any(block._block_id == PLACEHOLDER_BLOCK_ID for block in window.held[first_seen:last_seen]):
+            raise InvalidInputError(
+                f"rewinding request {sequence.request_id} to {kept} tokens needs tokens that left the window of "
+                f"{self._settings.window_size}; give set_spec_decoding_budget a reserve of {num_tokens} draft tokens"
+            )
         index, inside = divmod(kept, self._settings.tokens_per_block)
-        if not inside or self._settings.is_recurrent_state or index >= len(window.held):
+        if not inside or index >= len(window.held):
             return
         block = window.held[index]
         if block._ref_count > 1 and self._covers_more(block, inside):
@@ -209,15 +226,19 @@ class SequenceBlocks:
         window.block_ids[0].pop()
 
     def _release_last_placeholder(self, window: SequenceWindow) -> None:
-        """Recurrent states: the last block is the live state, so the placeholder before it goes."""
+        """Recurrent states: the last block is the live state, so the one before it goes, by default also a snapshot."""
+        compatibility = self._settings.compatibility
         check(len(window.held) >= 2, "a recurrent sequence of one block cannot be rewound")
         block = window.held[-2]
-        check(block.is_placeholder, f"block {block._block_id} before the live state is no placeholder")
+        if compatibility:
+            check(block.is_placeholder, f"block {block._block_id} before the live state is no placeholder")
         block.dec_ref_count()
         if not block._ref_count:
-            self._policy.release_block(block, to_front=True)
+            self._policy.release_block(block, to_front=block.is_placeholder or block._lookup_node is None)
         del window.held[-2]
         del window.block_ids[0][-2]
+        if not compatibility:
+            write_slot_at(window, 1, len(window.held) - 1)
 
     def replace_shared_block(self, sequence: GenerationRequest, block_idx: int) -> None:
         """Give every beam a block of its own at a position, if the present one is shared. C++: replaceSharedBlock."""

@@ -15,6 +15,7 @@ from trtkv.llm_request import LlmRequest
 from trtkv.radix_block_tree import LookupNode, LookupNodePtr
 from trtkv.templated_trie import ChildMap
 from trtkv.window_block_manager.claiming import BlockClaimer
+from trtkv.window_block_manager.recurrent import RecurrentStates
 from trtkv.window_block_manager.reuse_matching import ReuseMatcher
 from trtkv.window_block_manager.sequences import SequenceBlocks
 from trtkv.window_block_manager.settings import WindowSettings
@@ -53,6 +54,7 @@ class BlockStorer:
         event_manager: KVCacheEventManager | None,
         get_block_by_id: Callable[[BlockId], KVCacheBlock],
         has_one_channel: bool,
+        recurrent: RecurrentStates | None = None,
     ) -> None:
         self._settings = settings
         self._matcher = matcher
@@ -61,6 +63,8 @@ class BlockStorer:
         self._sequences = sequences
         self._event_manager = event_manager
         self._get_block_by_id = get_block_by_id
+        self._recurrent = recurrent
+        self._improves_placeholders = recurrent is not None and not settings.compatibility
         self._is_plain = (
             event_manager is None
             and settings.channel == 0
@@ -98,14 +102,14 @@ class BlockStorer:
         pinned: list[BlockId] = []
         for node, block, key in zip(nodes, blocks, keys, strict=False):
             existing = node.get_value(self._settings.channel)
-            if existing is not None:
+            if existing is not None and not (self._improves_placeholders and _is_better(block, existing)):
                 prev = existing
                 parent_hash = prev._hash
             elif block._block_id == PLACEHOLDER_BLOCK_ID:
                 prev = self._nearest_ancestor(node)
                 parent_hash = prev._hash if self._settings.compatibility else (key, parent_hash)
             else:
-                self._move_to_node(block, node, key, prev, parent_hash)
+                self._move_to_node(block, node, key, prev, parent_hash, existing)
                 stored.append(StoredBlock(block, node, parent_hash))
                 prev = block
                 parent_hash = prev._hash
@@ -118,12 +122,21 @@ class BlockStorer:
         return pinned
 
     def _move_to_node(
-        self, block: KVCacheBlock, node: LookupNodePtr, key: PackedKey, prev: KVCacheBlock, parent_hash: HashLink | int
+        self,
+        block: KVCacheBlock,
+        node: LookupNodePtr,
+        key: PackedKey,
+        prev: KVCacheBlock,
+        parent_hash: HashLink | int,
+        existing: KVCacheBlock | None,
     ) -> None:
-        """Make a block the value of a free node, and say so where it stood before."""
+        """Make a block the value of a node that is free or has a placeholder, and say so where it stood before."""
         if block._lookup_node is not None and not self._settings.compatibility:
             self._claimer.remove_from_tree(block)
-        block.attach_to_lookup_node(node)
+        if existing is None:
+            block.attach_to_lookup_node(node)
+        else:
+            block.replace_at_lookup_node(existing)
         block.set_block_key(key, num_key_tokens(key) == self._settings.tokens_per_block)
         block._prev_block_in_seq = prev
         link: HashLink = (key, parent_hash)
@@ -236,10 +249,18 @@ class BlockStorer:
         """Store the full blocks computed so far. C++: storeContextBlocks."""
         window = sequence.get_window(self._settings.window_size)
         keys = build_block_keys(request, self._settings.tokens_per_block, usable_tokens(request), False)
-        blocks = window.held if sequence.beam_width == 1 else window.held[:: sequence.beam_width]
         if self._settings.compatibility and self._settings.is_swa:
-            blocks = self._visible_blocks(window, len(keys))
-        self.store_blocks(keys, blocks, window=window)
+            self.store_blocks(keys, self._visible_blocks(window, len(keys)))
+        else:
+            self.store_blocks(keys, self._blocks_of_beam_0(sequence, request, window), window=window)
+
+    def _blocks_of_beam_0(
+        self, sequence: GenerationRequest, request: LlmRequest, window: SequenceWindow
+    ) -> Sequence[KVCacheBlock]:
+        """Blocks by position, to be read only; a stand-in where there is none, or one without a state."""
+        if self._recurrent is not None:
+            return self._recurrent.storable_blocks(sequence, request)
+        return window.held if sequence.beam_width == 1 else window.held[:: sequence.beam_width]
 
     def _visible_blocks(self, window: SequenceWindow, limit: int) -> list[KVCacheBlock]:
         """Blocks by the visible ids up to the first placeholder: a recorded fault, recycled ones are included."""
@@ -257,7 +278,7 @@ class BlockStorer:
         if usable < 0 or usable % self._settings.tokens_per_block:
             return
         keys = build_block_keys(request, self._settings.tokens_per_block, usable, True)
-        blocks = self._sequences.get_window(sequence.request_id).held[:: sequence.beam_width]
+        blocks = self._blocks_of_beam_0(sequence, request, self._sequences.get_window(sequence.request_id))
         if 2 <= len(keys) <= len(blocks):
             last, before = blocks[len(keys) - 1], blocks[len(keys) - 2]
             if (
@@ -282,5 +303,10 @@ class BlockStorer:
             allow_partial = self._settings.compatibility
         keys = build_block_keys(request, self._settings.tokens_per_block, usable, allow_partial)
         window = self._sequences.get_window(sequence.request_id)
-        blocks = window.held if sequence.beam_width == 1 else window.held[:: sequence.beam_width]
+        blocks = self._blocks_of_beam_0(sequence, request, window)
         return self.store_blocks(keys, blocks, pin_blocks, window)
+
+
+def _is_better(block: KVCacheBlock, existing: KVCacheBlock) -> bool:
+    """Whether a block has memory and the one that stands at its node has none."""
+    return existing.is_placeholder and not block.is_placeholder
