@@ -68,6 +68,7 @@ class SequenceBlocks:
         self.allocated_blocks_per_seq: dict[RequestId, SequenceWindow] = {}
         self.rewind_reserve = 0
         """Tokens by which a sequence may be rewound: a sliding window keeps that many more."""
+        self.pin_counts: dict[KVCacheBlock, int] = {}  # references that belong to no sequence
 
     def get_window(self, request_id: RequestId) -> SequenceWindow:
         """Blocks that a sequence holds in this window."""
@@ -75,6 +76,22 @@ class SequenceBlocks:
             return self.allocated_blocks_per_seq[request_id]
         except KeyError:
             raise UnknownIdError(f"request {request_id} holds no blocks; add its sequence first") from None
+
+    # -- pins -------------------------------------------------------------------------------------
+
+    def add_pin(self, block: KVCacheBlock) -> None:
+        """Add a reference that outlives sequences; the block must not be queued."""
+        block._ref_count += 1
+        self.pin_counts[block] = self.pin_counts.get(block, 0) + 1
+
+    def drop_pin(self, block: KVCacheBlock) -> None:
+        """Drop such a reference; a block nobody else holds goes to the back of its queue."""
+        block.dec_ref_count()
+        count = self.pin_counts.pop(block, 0)
+        if count > 1:
+            self.pin_counts[block] = count - 1
+        if not block._ref_count:
+            self._policy.release_block(block)
 
     # -- growing ----------------------------------------------------------------------------------
 

@@ -242,7 +242,7 @@ class BlockStorer:
         """Add a reference; a free block leaves its queue and keeps its retention."""
         if not block._ref_count:
             self._policy.claim_block(block, block._priority, block._duration_ms)
-        block._ref_count += 1
+        self._sequences.add_pin(block)
         return block._block_id
 
     def store_context_blocks(self, sequence: GenerationRequest, request: LlmRequest) -> None:
