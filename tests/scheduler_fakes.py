@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from trtkv.errors import InvalidInputError, UnknownIdError
 from trtkv.llm_request import LlmRequest, LlmRequestState
@@ -40,9 +41,9 @@ def make_request(
     return request
 
 
-def generating(request_id: int, prompt_len: int = 8, **options: int | None) -> LlmRequest:
+def generating(request_id: int, prompt_len: int = 8, **options: Any) -> LlmRequest:
     """A request past its prompt."""
-    request = make_request(request_id, prompt_len, state=LlmRequestState.GENERATION_IN_PROGRESS, **options)  # type: ignore[arg-type]
+    request = make_request(request_id, prompt_len, state=LlmRequestState.GENERATION_IN_PROGRESS, **options)
     request.set_context_current_position(prompt_len)
     return request
 
