@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Mapping
 from typing import Protocol
 
-from trtkv.common import RequestId, TokenId, WindowSize
+from trtkv.common import RequestId, WindowSize
 from trtkv.llm_request import LlmRequest
 from trtkv.window_size_metadata import PrefixReuseSummary, WindowSizeMetadata
 
@@ -69,7 +70,7 @@ class KvCacheBudget(Protocol):
 
     def get_needed_blocks_one_step(
         self,
-        req: LlmRequest,
+        llm_request: LlmRequest,
         two_steps_look_ahead: bool,
         window_size: WindowSize,
         cached_summary: PrefixReuseSummary | None = None,
@@ -78,12 +79,12 @@ class KvCacheBudget(Protocol):
         ...
 
     def get_remaining_blocks_to_completion(
-        self, req: LlmRequest, window_size: WindowSize, cached_summary: PrefixReuseSummary | None = None
+        self, llm_request: LlmRequest, window_size: WindowSize, cached_summary: PrefixReuseSummary | None = None
     ) -> int:
         """Blocks still to be taken until the last token; may be negative."""
         ...
 
-    def analyze_prefix_reuse(self, req: LlmRequest, tokens: Sequence[TokenId] | None = None) -> PrefixReuseSummary:
+    def analyze_prefix_reuse(self, llm_request: LlmRequest, tokens: array[int] | None = None) -> PrefixReuseSummary:
         """Read-only walk over the cached prefix of a request."""
         ...
 
