@@ -37,8 +37,8 @@ _POOL: Final = "trtkv.kv_cache_block_pool:KVCacheBlockPool."
 _TENSORS: Final = "trtkv.pool_tensors:PoolTensors."
 _MEMORY: Final = "managers only count; memory is a layer of its own"
 _NO_STREAM: Final = "no CUDA stream in the manager; the copy engine has its own"
+_MANAGER: Final = "trtkv.kv_cache_manager:KVCacheManager."
 _PARTS: Final = "trtkv.window_block_manager."
-_IN_STATS: Final = "a field of the statistics"
 _CONSTRUCTOR: Final = "done by the constructor"
 
 KV_CACHE_MANAGER: Final = CppClass(
@@ -68,12 +68,6 @@ KV_CACHE_MANAGER: Final = CppClass(
         is_variable_window() copy_batch_block_offsets(..) get_primary_pool_data(..) get_indexer_k_cache_pool_data(..)
     """,
     renamed={
-        "getNumReusedBlocks()": ("get_kv_cache_stats", _IN_STATS),
-        "getNumMissedBlocks()": ("get_kv_cache_stats", _IN_STATS),
-        "getNumAllocTotalBlocks()": ("get_kv_cache_stats", _IN_STATS),
-        "getNumAllocNewBlocks()": ("get_kv_cache_stats", _IN_STATS),
-        "getNumFreeBlocksPerWindowSize()": ("get_kv_cache_stats", _IN_STATS),
-        "getSequence(..)": ("sequences", "a mapping from request id to GenerationRequest"),
         "removeToken(..)": ("rewind_kv_cache", "a rewind by one token"),
         "getPoolLayerIdx(..)": ("trtkv.block_manager:BlockManager.get_pool_layer_idx", "asked at the block manager"),
         "isPoolLayerFirst(..)": (
@@ -90,7 +84,6 @@ KV_CACHE_MANAGER: Final = CppClass(
         "getIndexerKCachePool()": (_TENSORS + "get_indexer_k_cache_pool_data", "per layer, as the bindings give it"),
         "get_primary_pool_data(..)": (_TENSORS + "get_primary_pool_data", _MEMORY),
         "get_indexer_k_cache_pool_data(..)": (_TENSORS + "get_indexer_k_cache_pool_data", _MEMORY),
-        "copyLinearAttentionBlockBatch(..)": ("copy_linear_attention_block", "called once per request"),
         "copy_batch_block_offsets(..)": ("copy_block_offsets", "called once per request"),
     },
     not_ported={
@@ -128,7 +121,38 @@ BLOCK_MANAGER: Final = CppClass(
             "trtkv.capacity_estimation:calculate_window_size_to_share",
             "pure arithmetic",
         ),
-        "getWindowBlockManager(..)": ("window_block_managers", "a mapping from window size"),
+        "isEnableIndexerKCache()": ("trtkv.block_manager:CacheSettings.indexer_k_cache", "a setting; None when off"),
+        "getIndexerKCacheQuantBlockSize()": (
+            "trtkv.block_manager:CacheSettings.indexer_k_cache",
+            "a setting; None when off",
+        ),
+        "getIndexerKCacheIndexHeadDim()": (
+            "trtkv.block_manager:CacheSettings.indexer_k_cache",
+            "a setting; None when off",
+        ),
+        "getIndexerKCacheUseFp4()": ("trtkv.block_manager:CacheSettings.indexer_k_cache", "a setting; None when off"),
+        "isEnablePartialReuse()": ("trtkv.block_manager:CacheSettings.enable_partial_reuse", "a setting"),
+        "addSequenceBatch(..)": (_MANAGER + "add_sequence_batch", "all windows plan before any of them changes"),
+        "allocateBlock(..)": (_PARTS + "sequences:SequenceBlocks.allocate_block", "asked at the window"),
+        "storeBlocks(..)": (_PARTS + "storing:BlockStorer.store_blocks", "asked at the window"),
+        "setOffsets(..)": (
+            _PARTS + "sequences:write_slots",
+            "keeps slots; offsets of pools are computed when a table is written",
+        ),
+        "updateSequenceCacheBlockOffsets(..)": (_PARTS + "sequences:write_slots", "asked at the window"),
+        "getDataTypePerWindow()": ("pool_configurations", "one record per window"),
+        "getDataTypeForWindow(..)": ("pool_configurations", "one record per window"),
+        "getSizePerHeadForWindow(..)": ("pool_configurations", "one record per window"),
+        "getWindowSizeMetadata(..)": ("window_sizes_metadata", "a mapping from window size"),
+        "getMaxBlockPerSeqWhenSingleWindowSize()": (_MANAGER + "max_blocks_per_seq", "of the widest window"),
+        "findBlocksInReuseTreeByBlockKey(..)": (
+            _MANAGER + "find_blocks_in_reuse_tree_by_block_key",
+            "goes to the window itself",
+        ),
+        "findBlocksInReuseTreeByBlockKeys(..)": (
+            _MANAGER + "find_blocks_in_reuse_tree_by_block_keys",
+            "goes to the window itself",
+        ),
         "isPoolLayerFirst(..)": (
             _POOL + "layer_first_layout",
             "a field of the pool",

@@ -7,6 +7,7 @@ turns it into a tuple that starts with those bytes. One builder serves admission
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -97,7 +98,9 @@ class BlockKey:
 
     def __post_init__(self) -> None:
         if self.extra_ids is not None and len(self.extra_ids) != len(self.tokens):
-            raise InvalidInputError(f"{len(self.extra_ids)} extra ids for {len(self.tokens)} tokens; give one per token")
+            raise InvalidInputError(
+                f"{len(self.extra_ids)} extra ids for {len(self.tokens)} tokens; give one per token"
+            )
 
     @property
     def uses_extra_ids(self) -> bool:
@@ -294,9 +297,9 @@ def build_block_keys(
             "give an input length of at most its tokens plus one"
         )
     cache = request._block_key_cache
-    if cache.__class__ is not _BlockKeyCache or cache.tokens_per_block != tokens_per_block:  # type: ignore[attr-defined]
+    if cache.__class__ is not _BlockKeyCache or cache.tokens_per_block != tokens_per_block:
         cache = request._block_key_cache = _BlockKeyCache(tokens_per_block)
-    cached: list[PackedKey] = cache.keys  # type: ignore[attr-defined]
+    cached: list[PackedKey] = cache.keys
     num_full = usable_size // tokens_per_block
     if num_full > len(cached):
         cached += _slice_keys(request, tokens, len(cached), len(tokens) // tokens_per_block, tokens_per_block)
@@ -364,9 +367,7 @@ def _make_key(request: LlmRequest, tokens: array[int], start: int, end: int) -> 
     return _pack(data, extra, request.lora_task_id, request.cache_salt, extra_keys)
 
 
-def generate_block_hash_extra_keys(
-    mm: MultimodalInput, start_token_idx: int, end_token_idx: int
-) -> list[MmKey]:
+def generate_block_hash_extra_keys(mm: MultimodalInput, start_token_idx: int, end_token_idx: int) -> list[MmKey]:
     """Multimodal keys of the block [start, end). C++: generateBlockHashExtraKeys.
 
     Complete and well-formed run data decide; otherwise positions and lengths do, if there are as many as items.
@@ -391,7 +392,7 @@ def _has_valid_runs(mm: MultimodalInput) -> bool:
         len(offsets) == len(mm.hashes) + 1
         and offsets[0] == 0
         and offsets[-1] == len(positions) == len(lengths)
-        and all(begin <= end for begin, end in zip(offsets, offsets[1:], strict=False))
+        and all(begin <= end for begin, end in itertools.pairwise(offsets))
         and all(position >= 0 for position in positions)
         and all(length > 0 for length in lengths)
     )

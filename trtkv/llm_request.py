@@ -266,7 +266,8 @@ class LlmRequest:
         """Tokens of the next chunk; readable only while a context or generation-init stage lasts."""
         if self._state not in _CHUNK_STATES:
             raise InvalidInputError(
-                f"request {self.request_id} is in {self._state.name} and has no context chunk; read it in a context stage"
+                f"request {self.request_id} is in {self._state.name} and has no context chunk; "
+                "read it in a context stage"
             )
         return self._context_chunk_size
 

@@ -231,9 +231,7 @@ class WindowBlockManager:
         max_matched_tokens: Sequence[int],
     ) -> list[ClaimResult]:
         """What each request of a batch would take from the cache. Changes nothing."""
-        return self.loader.plan_batch(
-            requests, input_lengths, beam_widths, is_enable_block_reuse, max_matched_tokens
-        )
+        return self.loader.plan_batch(requests, input_lengths, beam_widths, is_enable_block_reuse, max_matched_tokens)
 
     def check_room(self, claims: Sequence[ClaimResult], is_enable_block_reuse: bool) -> None:
         """Raise OutOfBlocksError if a planned batch does not fit. Changes nothing."""

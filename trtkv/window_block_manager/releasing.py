@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trtkv.block_key import PackedKey
 from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, RequestId
-from trtkv.errors import InvalidInputError, UnknownIdError, check
+from trtkv.errors import InvalidInputError, check
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.generation_request import SequenceWindow
 from trtkv.kv_cache_block import KVCacheBlock
@@ -145,7 +145,9 @@ class BlockReleaser:
         if not self._settings.compatibility:
             for block in held:
                 if not block.is_placeholder and counts.get(block, block._ref_count) <= 0:
-                    raise UnknownIdError(f"request {request_id} was already removed in this simulation; start a new one")
+                    raise InvalidInputError(
+                        f"request {request_id} was already removed in this simulation; start a new one"
+                    )
         for block in held:
             if block.is_placeholder:
                 continue
@@ -163,4 +165,3 @@ class BlockReleaser:
     def scheduling_has_free_blocks(self, num_required: int) -> bool:
         """Whether that many blocks are free in the simulation."""
         return self._scheduling_num_free_blocks >= num_required
-

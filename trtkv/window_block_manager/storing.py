@@ -78,7 +78,7 @@ class BlockStorer:
                 block._prev_block_in_seq = prev
                 link = block._hash
                 parent_hash = prev._hash
-                if link.__class__ is not HashLink or link.key is not key or link.parent is not parent_hash:  # type: ignore[union-attr]
+                if isinstance(link, int) or link.key is not key or link.parent is not parent_hash:
                     block._hash = HashLink(key, parent_hash)
                 stored.append(block)
                 prev = block
@@ -116,7 +116,7 @@ class BlockStorer:
         self.store_blocks(keys, blocks)
 
     def _visible_blocks(self, window: SequenceWindow, limit: int) -> list[KVCacheBlock]:
-        """Blocks by the visible ids up to the first placeholder, detached and recycled ones included (a recorded fault)."""
+        """Blocks by the visible ids up to the first placeholder: a recorded fault, recycled ones are included."""
         result = []
         for position, block_id in enumerate(window.block_ids[0][:limit]):
             if block_id == PLACEHOLDER_BLOCK_ID:
