@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -142,7 +141,7 @@ class FakeKvCacheManager:
         request.set_estimated_reusable_tokens(summary.reusable_blocks_all * TOKENS_PER_BLOCK)
         return needed - summary.reusable_blocks_allocated
 
-    def analyze_prefix_reuse(self, llm_request: LlmRequest, tokens: array[int] | None = None) -> PrefixReuseSummary:
+    def analyze_prefix_reuse(self, llm_request: LlmRequest, tokens: Sequence[int] | None = None) -> PrefixReuseSummary:
         if self.is_variable_window:
             raise InvalidInputError("a prefix walk needs a single window")
         self.num_walks += 1

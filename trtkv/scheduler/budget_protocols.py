@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from trtkv.common import RequestId, WindowSize
+from trtkv.common import RequestId, TokenId, WindowSize
 from trtkv.llm_request import LlmRequest
 from trtkv.window_size_metadata import PrefixReuseSummary, WindowSizeMetadata
 
@@ -84,7 +83,9 @@ class KvCacheBudget(Protocol):
         """Blocks still to be taken until the last token; may be negative."""
         ...
 
-    def analyze_prefix_reuse(self, llm_request: LlmRequest, tokens: array[int] | None = None) -> PrefixReuseSummary:
+    def analyze_prefix_reuse(
+        self, llm_request: LlmRequest, tokens: Sequence[TokenId] | None = None
+    ) -> PrefixReuseSummary:
         """Read-only walk over the cached prefix of a request."""
         ...
 
