@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from trtkv.resource_manager.base_resource_manager import BaseResourceManager, KvBlockBudget
-from trtkv.resource_manager.kv_cache_resource_manager import KVCacheResourceManager, PoolMemory
+from trtkv.resource_manager.kv_cache_resource_manager import KVCacheResourceManager
 from trtkv.resource_manager.resource_manager import ResourceManager, ResourceManagerType
 
 __all__ = [
     "BaseResourceManager",
     "KVCacheResourceManager",
     "KvBlockBudget",
-    "PoolMemory",
     "ResourceManager",
     "ResourceManagerType",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from trtkv.common import MAX_INT32, RECURRENT_STATES, BlockId, CacheType, RequestId, TokenId, WindowSize, ceil_div
 from trtkv.config import KvCacheConfig, ModelConfig, SchedulerConfig
@@ -18,20 +18,13 @@ from trtkv.llm_request import LlmRequest, LlmRequestState
 from trtkv.memory import CacheMemory, calculate_blocks_per_window, resolve_attention_windows, resolve_cache_dtype
 from trtkv.resource_manager.base_resource_manager import BaseResourceManager, KvBlockBudget
 from trtkv.resource_manager.dummy_requests import make_dummy_request, start_generation
+from trtkv.scheduler.capacity_scheduler import CapacityScheduler
 from trtkv.scheduler.request_fit import check_blocks_can_ever_fit
 from trtkv.scheduler.scheduled_requests import ScheduledRequests
 from trtkv.scheduler.token_budget import trim_context_chunks
 from trtkv.stats import KvCacheIterationStats, KvCacheStats
 
 _LOGGER: Final = logging.getLogger(__name__)
-
-
-class PoolMemory(Protocol):
-    """Memory behind the pools, as PoolTensors has it."""
-
-    def release_pools(self) -> None:
-        """Drop the memory."""
-        ...
 
 
 class KVCacheResourceManager(BaseResourceManager):
@@ -41,7 +34,7 @@ class KVCacheResourceManager(BaseResourceManager):
     whether the attention kernels can go on inside a prompt, which trimming needs. ``num_extra_kv_tokens``:
     slots behind every prompt that a drafting model needs. ``draft_token_reserve``: drafts that slots are
     prepared for at least in each step. ``must_keep_chunk``: says which requests must not be cut elsewhere
-    (images with attention in both directions). ``pool_memory``: released by ``shutdown``.
+    (images with attention in both directions).
     """
 
     def __init__(
@@ -53,7 +46,6 @@ class KVCacheResourceManager(BaseResourceManager):
         num_extra_kv_tokens: int = 0,
         draft_token_reserve: int = 0,
         must_keep_chunk: Callable[[LlmRequest], bool] | None = None,
-        pool_memory: PoolMemory | None = None,
     ) -> None:
         if min(num_extra_kv_tokens, draft_token_reserve) < 0:
             raise ConfigurationError(
@@ -65,7 +57,6 @@ class KVCacheResourceManager(BaseResourceManager):
         self._num_extra_kv_tokens = num_extra_kv_tokens
         self._draft_token_reserve = draft_token_reserve
         self._must_keep_chunk = must_keep_chunk
-        self._pool_memory = pool_memory
         self._dummy_request_ids: set[RequestId] = set()
         self._context_draft_tokens: dict[RequestId, int] = {}
         kv_cache_manager.set_spec_decoding_budget(num_extra_kv_tokens, draft_token_reserve)
@@ -86,6 +77,10 @@ class KVCacheResourceManager(BaseResourceManager):
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> KVCacheResourceManager:
         """Manager of a model in the bytes given; ``across_ranks`` makes it a collective call, so that ranks agree."""
+        # Slots behind the last token are part of the longest sequence, or its window would start to slide.
+        num_behind = num_extra_kv_tokens + draft_token_reserve
+        longest = {"max_sequence_length": model_config.max_sequence_length + num_behind}
+        model_config = model_config.model_copy(update=longest)
         max_batch_size = scheduler_config.max_batch_size
         blocks_per_window = calculate_blocks_per_window(
             kv_cache_config, model_config, memory, max_batch_size=max_batch_size, across_ranks=across_ranks
@@ -353,10 +348,11 @@ class KVCacheResourceManager(BaseResourceManager):
         num_behind_prompt = request.max_new_tokens + self._num_extra_kv_tokens + self._draft_token_reserve
         return KvBlockBudget(self._count_blocks_to_completion(request, num_behind_prompt), capacity)
 
-    def check_can_ever_fit(self, request: LlmRequest) -> None:
+    def check_can_ever_fit(self, request: LlmRequest, capacity_scheduler: CapacityScheduler | None = None) -> None:
         """Raise OutOfBlocksError, with the numbers, for a request that the empty pools could not serve.
 
-        Works with any windows. To be called when a request arrives; changes nothing.
+        Works with any windows. With the scheduler in use, also for one that its policy would never admit.
+        To be called when a request arrives; changes nothing.
         """
         budget = self.get_request_kv_block_budget(request)
         if budget is not None and budget.required_blocks > budget.capacity_blocks:
@@ -365,7 +361,10 @@ class KVCacheResourceManager(BaseResourceManager):
                 f"{self.tokens_per_block} tokens, the whole pool has {budget.capacity_blocks}; "
                 "shorten the request or enlarge the cache"
             )
-        check_blocks_can_ever_fit(request, self._impl)
+        if capacity_scheduler is None:
+            check_blocks_can_ever_fit(request, self._impl, to_completion=False)
+        else:
+            capacity_scheduler.check_can_ever_fit(request, self._impl)
 
     def _count_blocks_to_completion(self, request: LlmRequest, num_behind_prompt: int) -> int:
         num_shared, num_unshared_tokens = divmod(request.prompt_len, self.tokens_per_block)
@@ -520,11 +519,9 @@ class KVCacheResourceManager(BaseResourceManager):
         return self._impl.get_latest_events(timeout_ms)
 
     def shutdown(self) -> None:
-        """Drop all sequences and the memory of the pools. May be called twice."""
+        """Drop all sequences, wait for transfers and let go of the pools' memory. May be called twice."""
         for request_id in list(self._impl.sequences):
             self._impl.remove_sequence(request_id)
         self._dummy_request_ids.clear()
         self._context_draft_tokens.clear()
-        if self._pool_memory is not None:
-            self._pool_memory.release_pools()
-            self._pool_memory = None
+        self._impl.release_pools()
