@@ -224,39 +224,23 @@ def hash_block_key(key: PackedKey, parent_hash: int = 0) -> int:
     return seed
 
 
-_COMPUTED: Final = -1
-"""Takes the place of a link's predecessor once its value is known; no hash or link equals it."""
+HashLink: TypeAlias = "tuple[PackedKey, HashLink | int]"
+"""A chain hash not computed yet: a key and the hash (or link) of its predecessor at that moment.
+
+A link never changes what it stands for, so a stale hash keeps the value it had. Tuples are used because one
+is made for every block, and the garbage collector stops tracking them.
+"""
 
 
-class HashLink:
-    """A chain hash not computed yet: a key and the hash (or link) of its predecessor at that moment.
-
-    Links never change what they stand for, so a stale hash keeps the value it had; computing one caches
-    the number and lets go of the predecessor.
-    """
-
-    __slots__ = ("key", "parent", "value")
-
-    def __init__(self, key: PackedKey, parent: HashLink | int) -> None:
-        self.key = key
-        self.parent: HashLink | int = parent
-        self.value: int | None = None
-
-    def get(self) -> int:
-        """The hash; walks back iteratively to the nearest link that is already computed."""
-        if self.value is not None:
-            return self.value
-        pending: list[HashLink] = []
-        link: HashLink | int = self
-        while isinstance(link, HashLink) and link.value is None:
-            pending.append(link)
-            link = link.parent
-        value = link if isinstance(link, int) else cast(int, link.value)
-        for entry in reversed(pending):
-            value = hash_block_key(entry.key, value)
-            entry.value = value
-            entry.parent = _COMPUTED
-        return value
+def resolve_hash(link: HashLink | int) -> int:
+    """The hash that a link stands for; walks back to the nearest number, without recursion."""
+    keys: list[PackedKey] = []
+    while isinstance(link, tuple):
+        keys.append(link[0])
+        link = link[1]
+    for key in reversed(keys):
+        link = hash_block_key(key, link)
+    return link
 
 
 # -- building keys ------------------------------------------------------------------------------------

@@ -37,20 +37,10 @@ class BlockReleaser:
         self._scheduling_ref_counts: dict[KVCacheBlock, int] = {}
 
     def release_blocks(self, request_id: RequestId) -> None:
-        """Drop all blocks of a sequence, last first; uncached ones go to the front. C++: releaseBlocks.
-
-        A hot loop: the common case of a block at the default level and priority is the policy's release, inline.
-        """
+        """Drop all blocks of a sequence, last first; uncached ones go to the front. C++: releaseBlocks."""
         window = self._sequences.get_window(request_id)
         del self._sequences.allocated_blocks_per_seq[request_id]
-        release_block = self._policy.release_block
-        for block in reversed(window.held):
-            count = block._ref_count
-            if count:
-                count -= 1
-                block._ref_count = count
-            if not count:
-                release_block(block, block._lookup_node is None)
+        self._policy.release_blocks(reversed(window.held))
         self._clear(window)
 
     @staticmethod

@@ -37,7 +37,12 @@ def table_slot(block: KVCacheBlock) -> int:
 def write_slots(window: SequenceWindow, beam_width: int) -> None:
     """Write the table entries of all positions. C++: updateSequenceCacheBlockOffsets."""
     for beam_idx in range(beam_width):
-        window.slots[beam_idx] = array("i", [table_slot(block) for block in window.held[beam_idx::beam_width]])
+        blocks = window.held if beam_width == 1 else window.held[beam_idx::beam_width]
+        try:
+            slots = array("i", [block._memory_pool_block_index for block in blocks])
+        except OverflowError:  # a secondary slot or a placeholder among them
+            slots = array("i", [table_slot(block) for block in blocks])
+        window.slots[beam_idx] = slots
 
 
 def write_slot_at(window: SequenceWindow, beam_width: int, block_idx: int) -> None:
