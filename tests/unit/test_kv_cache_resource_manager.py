@@ -410,22 +410,29 @@ def test_the_budget_of_a_cross_cache_is_the_encoder_output(caplog: pytest.LogCap
 
 @pytest.mark.parametrize(
     ("options", "num_fitting"),
-    [({}, 12), ({"num_extra_kv_tokens": 4}, 8), ({"windows": [16, WINDOW]}, 12), ({"windows": [16]}, 52)],
+    [({}, 12), ({"num_extra_kv_tokens": 4}, 8), ({"windows": [16, WINDOW]}, 12), ({"windows": [16]}, 12)],
 )
 def test_what_can_never_fit_is_refused_with_the_numbers(options: dict[str, Any], num_fitting: int) -> None:
     resources = make_resources(5, **options)
     fitting = make_request(1, 8, max_new_tokens=num_fitting)
     resources.check_can_ever_fit(fitting)
-    resources.check_can_ever_fit(fitting, CapacityScheduler(8, CapacitySchedulerPolicy.MAX_UTILIZATION))
-    if options.get("windows") == [16]:
-        with pytest.raises(OutOfBlocksError, match="needs 6 blocks"):
-            resources.check_can_ever_fit(make_request(1, 24, max_new_tokens=1))
-        # A budget up to completion reckons with a window and a chunk, so this policy would never admit it.
-        with pytest.raises(OutOfBlocksError, match="needs 15 blocks"):
-            resources.check_can_ever_fit(fitting, CapacityScheduler(8, CapacitySchedulerPolicy.GUARANTEED_NO_EVICT))
-        return
+    for policy in CapacitySchedulerPolicy:
+        resources.check_can_ever_fit(fitting, CapacityScheduler(8, policy))
     with pytest.raises(OutOfBlocksError, match=r"request 1 .*needs 6 blocks.* has 5"):
         resources.check_can_ever_fit(make_request(1, 8, max_new_tokens=num_fitting + 1))
+
+
+def test_a_sliding_window_is_enough_for_a_long_request_that_is_never_paused() -> None:
+    resources = make_resources(5, windows=[16])
+    request = make_request(1, 8, max_new_tokens=52)
+    resources.check_can_ever_fit(request, CapacityScheduler(8, CapacitySchedulerPolicy.GUARANTEED_NO_EVICT))
+    # Paused at its end, it would need 15 blocks to start again.
+    with pytest.raises(OutOfBlocksError, match="needs 15 blocks"):
+        resources.check_can_ever_fit(request, CapacityScheduler(8, CapacitySchedulerPolicy.MAX_UTILIZATION))
+    with pytest.raises(OutOfBlocksError, match="needs 6 blocks"):
+        resources.check_can_ever_fit(
+            make_request(1, 24, max_new_tokens=1), CapacityScheduler(8, CapacitySchedulerPolicy.STATIC_BATCH)
+        )
 
 
 def test_counts_of_blocks_and_tokens() -> None:
