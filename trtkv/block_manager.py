@@ -453,6 +453,11 @@ class BlockManager:
         for manager in self.window_block_managers.values():
             manager.refresh_blocks()
 
+    def sync_transfers(self) -> None:
+        """Order compute work behind transfers."""
+        for manager in self.window_block_managers.values():
+            manager.transfer_manager.sync_transfers()
+
     def sync_transfer_manager_with_buffer_manager(self) -> None:
         """Order transfers behind compute work."""
         for manager in self.window_block_managers.values():

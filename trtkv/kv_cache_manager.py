@@ -46,6 +46,9 @@ from trtkv.window_size_metadata import (
 )
 
 if TYPE_CHECKING:
+    import torch
+
+    from trtkv.pool_tensors import PoolTensors
     from trtkv.window_block_manager import WindowBlockManager
 
 RequestInfo = tuple[RequestId, int, int]
@@ -149,6 +152,7 @@ class KVCacheManager:
         self._has_swa = any(manager.is_swa for _, manager in self._windows)
         self._lock = threading.RLock()
         self._allocated_bytes = 0
+        self._pool_tensors: PoolTensors | None = None
 
     # -- properties ---------------------------------------------------------------------------------
 
@@ -948,6 +952,42 @@ class KVCacheManager:
         """Gauges, and counters since the last call, by window. C++: getIterationStats."""
         with self._lock:
             return self._block_manager.get_and_reset_iteration_stats()
+
+    # -- memory -----------------------------------------------------------------------------------------
+
+    @property
+    def pool_tensors(self) -> PoolTensors:
+        """Tensors of all pools and views of them; see PoolTensors."""
+        if self._pool_tensors is None:
+            from trtkv.pool_tensors import PoolTensors
+
+            manager = self._block_manager
+            pools = [manager.get_pool(pool_idx) for pool_idx in range(manager.get_num_pools())]
+            layers = [
+                (manager.get_layer_pool_idx(layer), manager.get_pool_layer_idx(layer))
+                for layer in range(manager.num_layers)
+            ]
+            self._pool_tensors = PoolTensors(pools, layers)
+        return self._pool_tensors
+
+    def allocate_pools(self, device: torch.device | str = "cpu", kv_layout: str = "HND") -> None:
+        """Make the memory of all pools, primary on ``device``, secondary on the host. C++: allocatePools."""
+        self.pool_tensors.allocate_pools(device, kv_layout)
+        self._allocated_bytes = self.pool_tensors.primary_bytes
+
+    def release_pools(self) -> None:
+        """Give the memory back, after all transfers asked for. C++: releasePools."""
+        self._block_manager.sync_transfers()
+        self.pool_tensors.release_pools()
+        self._allocated_bytes = 0
+
+    def get_buffers(self, layer_idx: int, kv_layout: str | None = None) -> torch.Tensor:
+        """Primary blocks of a layer, a view [blocks, kv, tokens, heads, dim], or HND: [.., heads, tokens, dim]."""
+        return self.pool_tensors.get_buffers(layer_idx, kv_layout)
+
+    def get_unique_primary_pool(self) -> torch.Tensor:
+        """The primary tensor, where all layers share one pool."""
+        return self.pool_tensors.get_unique_primary_pool()
 
     calculate_max_num_blocks = staticmethod(capacity_estimation.calculate_max_num_blocks)
     calculate_max_block_requirements = staticmethod(capacity_estimation.calculate_max_block_requirements)

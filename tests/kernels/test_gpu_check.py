@@ -1,4 +1,4 @@
-"""The GPU check itself: comparisons pass with the kernels on the CPU and find a broken one; without a GPU it ends well."""
+"""The GPU check itself: comparisons pass with the kernels on the CPU, and find a broken one."""
 
 from __future__ import annotations
 
