@@ -81,7 +81,7 @@ def check_offset_table(device: str, backend: Backend, seed: int, num_rounds: int
     """Random steps on a table of several windows and pools."""
     from trtkv.kernels.block_offsets import make_offset_rule
     from trtkv.kernels.offset_table import DeviceOffsetTable
-    from trtkv.kv_cache_index import NULL_INDEX
+    from trtkv.kv_cache_index import NULL_ENTRY
 
     rng = random.Random(seed)
     rules = [
@@ -97,7 +97,7 @@ def check_offset_table(device: str, backend: Backend, seed: int, num_rounds: int
         for _ in range(rng.randint(0, 8)):
             window, row, first = rng.randrange(2), rng.randrange(rows), rng.randrange(width)
             length = rng.randint(0, width - first)
-            values = [NULL_INDEX if rng.random() < 0.1 else rng.randrange(slots) for _ in range(length)]
+            values = [NULL_ENTRY if rng.random() < 0.1 else rng.randrange(slots) for _ in range(length)]
             table.set_row(window, row, values, first)
             expected.set_row(window, row, values, first)
         table.flush()  # many in a row without waiting: a staging buffer written too early would show

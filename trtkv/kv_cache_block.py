@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from trtkv.block_key import EMPTY_KEY, HashLink, PackedKey, token_bytes
+from trtkv.block_key import EMPTY_KEY, HashLink, PackedKey, resolve_hash, token_bytes
 from trtkv.common import CACHED_BLOCKS_ROOT_ID, PLACEHOLDER_BLOCK_ID, BlockId, Priority
 from trtkv.errors import check
 from trtkv.kv_cache_index import NULL_INDEX, SECONDARY_POOL_FLAG, KVCacheIndex
@@ -36,24 +36,24 @@ class KVCacheBlock:
         "_prev_block_in_seq",
         "_priority",
         "_ref_count",
-        "_scheduling_ref_count",
     )
 
     is_placeholder: bool = False
     """Whether the block has no memory behind it."""
 
-    def __init__(self, block_id: BlockId, memory_pool_block_index: KVCacheIndex, channel: int = 0) -> None:
+    def __init__(
+        self, block_id: BlockId, memory_pool_block_index: KVCacheIndex, channel: int = 0, free_queue: Any = None
+    ) -> None:
         self._block_id = block_id
         self._memory_pool_block_index = memory_pool_block_index
         self._channel = channel
         self._ref_count = 0
-        self._scheduling_ref_count = 0
         self._block_key: PackedKey = EMPTY_KEY
         self._is_full = False
         self._hash: HashLink | int = 0
         self._lookup_node: LookupNodePtr | None = None
         self._prev_block_in_seq: KVCacheBlock | None = None
-        self._free_queue: Any = None  # owned by the eviction policy
+        self._free_queue = free_queue  # owned by the eviction policy
         self._priority: Priority = DEFAULT_RETENTION_PRIORITY
         self._duration_ms: int | None = None
         self._expiration_time: int | None = None
@@ -110,20 +110,6 @@ class KVCacheBlock:
         check(self._ref_count > 0, f"block {self._block_id} has no reference to drop")
         self._ref_count -= 1
 
-    def start_scheduling(self) -> None:
-        """Copy the reference count for a simulation."""
-        self._scheduling_ref_count = self._ref_count
-
-    @property
-    def has_scheduling_refs(self) -> bool:
-        """Whether anybody holds the block in the simulation."""
-        return self._scheduling_ref_count > 0
-
-    def dec_scheduling_ref_count(self) -> None:
-        """Remove one holder in the simulation."""
-        check(self._scheduling_ref_count > 0, f"block {self._block_id} has no simulated reference to drop")
-        self._scheduling_ref_count -= 1
-
     # -- key and hash ---------------------------------------------------------------------------
 
     @property
@@ -150,7 +136,9 @@ class KVCacheBlock:
     def hash(self) -> int:
         """64-bit chain hash, computed at the first reading with the value of the time it was set."""
         value = self._hash
-        return value if isinstance(value, int) else value.get()
+        if not isinstance(value, int):
+            value = self._hash = resolve_hash(value)
+        return value
 
     def set_hash(self, value: HashLink | int) -> None:
         """Set the hash."""
@@ -159,7 +147,7 @@ class KVCacheBlock:
     def compute_hash(self) -> None:
         """Chain the hash of the key to that of the predecessor in the sequence. C++: setHash()."""
         prev = self._prev_block_in_seq
-        self._hash = HashLink(self._block_key, 0 if prev is None else prev._hash)
+        self._hash = (self._block_key, 0 if prev is None else prev._hash)
 
     @property
     def prev_block_in_seq(self) -> KVCacheBlock | None:
@@ -263,8 +251,8 @@ class PlaceholderBlock(KVCacheBlock):
 
     is_placeholder = True
 
-    def __init__(self, block_id: BlockId, channel: int = 0) -> None:
-        super().__init__(block_id, NULL_INDEX, channel)
+    def __init__(self, block_id: BlockId, channel: int = 0, free_queue: Any = None) -> None:
+        super().__init__(block_id, NULL_INDEX, channel, free_queue)
 
 
 def create_swa_placeholder() -> PlaceholderBlock:

@@ -93,6 +93,7 @@ class HashMapOrderedNode(LookupNode):
         self.tie_counter: list[int] = [0] if parent is None else cast(HashMapOrderedNode, parent).tie_counter
 
     def insert_node(self, key: PackedKey) -> LookupNodePtr:
+        """Create a child and give it its place in the order."""
         node = cast(HashMapOrderedNode, super().insert_node(key))
         if len(self.order) + 1 > (self.bucket_count if self.bucket_count > 1 else 0):
             self._grow()
@@ -100,13 +101,16 @@ class HashMapOrderedNode(LookupNode):
         return node
 
     def remove_node(self, node: LookupNodePtr) -> None:
+        """Unlink a child; the order of the others stays."""
         super().remove_node(node)
         self.order.remove(cast(HashMapOrderedNode, node))
 
     def ordered_children(self) -> Iterable[LookupNodePtr]:
+        """Children in hash-map order."""
         return tuple(self.order)
 
     def find_partially_matching_nodes(self, key: PackedKey) -> list[tuple[int, LookupNodePtr]]:
+        """As in Node, over all children in hash-map order; counts look-ups with a tie for the longest."""
         if not self.supports_partial_matching(key):
             return []
         matches: list[tuple[int, LookupNodePtr]] = []

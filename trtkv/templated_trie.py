@@ -36,11 +36,11 @@ class Node(Generic[K, V]):
 
     needs_order: ClassVar[bool] = False
 
-    def __init__(self, key: K, parent: Node[K, V] | None) -> None:
+    def __init__(self, key: K, parent: Node[K, V] | None, value: V | None = None) -> None:
         self.key = key
         self.parent = parent
         self.children: Any = None
-        self.value: V | None = None
+        self.value = value
         self.other_values: dict[int, V] | None = None
 
     @staticmethod

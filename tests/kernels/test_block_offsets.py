@@ -13,7 +13,7 @@ from trtkv.kernels.block_offsets import OffsetRule, make_offset_rule, scatter_bl
 from trtkv.kernels.kernel_launch import Backend
 from trtkv.kernels.offset_table import DeviceOffsetTable
 from trtkv.kernels.staging_ring import StagingRing
-from trtkv.kv_cache_index import NULL_INDEX
+from trtkv.kv_cache_index import NULL_ENTRY
 
 # Two windows: the first with two head counts and block scales, the second keys only, the third recurrent states.
 RULES = [
@@ -32,7 +32,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 def expected_entry(rule: OffsetRule, slot: int, is_v: bool) -> int:
-    return NULL_INDEX if slot == NULL_INDEX else slot * rule.entries_per_slot + (rule.v_distance if is_v else 0)
+    return NULL_ENTRY if slot == NULL_ENTRY else slot * rule.entries_per_slot + (rule.v_distance if is_v else 0)
 
 
 def test_rules_follow_the_flat_index() -> None:
@@ -52,7 +52,7 @@ def test_table_equals_a_dense_one_after_random_steps(num_rows: int, width: int, 
         for _ in range(rng.randint(0, 6)):
             window, row, first = rng.randrange(3), rng.randrange(num_rows), rng.randrange(width)
             slots = [
-                NULL_INDEX if rng.random() < 0.1 else rng.randrange(num_slots[window])
+                NULL_ENTRY if rng.random() < 0.1 else rng.randrange(num_slots[window])
                 for _ in range(rng.randint(0, width - first))
             ]
             table.set_row(window, row, slots, first)

@@ -13,7 +13,7 @@ from trtkv.errors import ConfigurationError, InvalidInputError
 from trtkv.kernels.block_offsets import OffsetRule, scatter_block_offsets
 from trtkv.kernels.kernel_launch import Backend
 from trtkv.kernels.staging_ring import StagingRing
-from trtkv.kv_cache_index import NULL_INDEX
+from trtkv.kv_cache_index import NULL_ENTRY
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +60,7 @@ class DeviceOffsetTable:
     def set_row(
         self, window_idx: int, row: int, slots: Sequence[int] | NDArray[np.int32], first_column: int = 0
     ) -> int:
-        """Ask for ``slots`` at ``first_column`` and behind in a row of all pools of a window; NULL_INDEX for no memory.
+        """Ask for ``slots`` at ``first_column`` and behind in a row of all pools of a window; NULL_ENTRY for no memory.
 
         Takes effect at the next flush. Returns how many slots differ from what the table holds or will hold.
         """
@@ -111,9 +111,9 @@ class DeviceOffsetTable:
                 f"{slots.shape} slots from column {first_column} on do not fit into {width} columns"
             )
         is_slot = (slots >= 0) & (slots < self._num_slots[window_idx])
-        bad = slots[~is_slot & (slots != NULL_INDEX)]
+        bad = slots[~is_slot & (slots != NULL_ENTRY)]
         if len(bad):
             raise InvalidInputError(
-                f"slot {bad[0]} is neither in 0..{self._num_slots[window_idx] - 1} nor NULL_INDEX; "
+                f"slot {bad[0]} is neither in 0..{self._num_slots[window_idx] - 1} nor NULL_ENTRY; "
                 "a block of the secondary level must be onboarded first"
             )

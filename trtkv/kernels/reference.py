@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trtkv.kv_cache_index import NULL_INDEX
+from trtkv.kv_cache_index import NULL_ENTRY
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ def scatter_block_offsets(table: torch.Tensor, runs: torch.Tensor, slots: torch.
             if pool_window != window:
                 continue
             for field, distance in enumerate((0, v_distance)):
-                entries = torch.where(run_slots == NULL_INDEX, NULL_INDEX, run_slots * stride + distance)
+                entries = torch.where(run_slots == NULL_ENTRY, NULL_ENTRY, run_slots * stride + distance)
                 table[pool, row, field, column : column + len(run_slots)] = entries
 
 

@@ -6,9 +6,9 @@
 //         rules  [num_pools] int4 {window of the pool, entries per slot, distance from K to V, unused}.
 // Grid    x: runs, y: pools. A thread takes every blockDim.x-th slot of its run and writes its K and V entry.
 //
-// A slot of NULL_INDEX has no memory and is written as it is.
+// A slot of NULL_ENTRY has no memory and is written as it is.
 
-#define NULL_INDEX 0x7fffffff
+#define NULL_ENTRY (-1)
 
 extern "C" __global__ void __launch_bounds__(256) scatter_block_offsets(
     int* __restrict__ table, const int4* __restrict__ runs, const int* __restrict__ slots,
@@ -30,8 +30,8 @@ extern "C" __global__ void __launch_bounds__(256) scatter_block_offsets(
     for (int i = threadIdx.x; i < end - begin; i += blockDim.x)
     {
         const int slot = slots[begin + i];
-        const bool is_null = slot == NULL_INDEX;
-        k_entries[i] = is_null ? NULL_INDEX : slot * rule.y;
-        v_entries[i] = is_null ? NULL_INDEX : slot * rule.y + rule.z;
+        const bool is_null = slot == NULL_ENTRY;
+        k_entries[i] = is_null ? NULL_ENTRY : slot * rule.y;
+        v_entries[i] = is_null ? NULL_ENTRY : slot * rule.y + rule.z;
     }
 }

@@ -1,0 +1,104 @@
+"""Command line of trtkv: the list of commands, and the one place that turns errors into exit codes.
+
+Exit codes: 0 all is well, 1 a comparison failed or a threshold was missed, 2 bad input.
+Set ``TRTKV_TRACEBACK=1`` to see where an error came from.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Annotated, Any, Final
+
+import typer
+import typer.core
+import typer.main
+
+from trtkv._version import __version__
+from trtkv.errors import LogicError, TrtkvError
+
+EXIT_BAD_INPUT: Final = 2
+
+COMMANDS: Final = {
+    "replay": "trtkv.commands.replay:replay",
+    "verify": "trtkv.commands.verify:verify",
+    "trace": "trtkv.commands.trace:trace_app",
+}
+"""Command -> module and attribute: a function, or a Typer app with commands of its own.
+
+A new command is one module in trtkv/commands/ and one line here; the help lists them in this order.
+"""
+
+
+class CommandGroup(typer.core.TyperGroup):
+    """Imports a command's module only when the command is asked for, so that each starts fast."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of all commands, in the order of COMMANDS."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name, or None; imports its module on first use."""
+        if cmd_name in COMMANDS and cmd_name not in self.commands:
+            self.commands[cmd_name] = load_command(cmd_name, COMMANDS[cmd_name])
+        return self.commands.get(cmd_name)
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a command; a TrtkvError or an unreadable file becomes one line on stderr and exit code 2."""
+        try:
+            return super().main(*args, **kwargs)
+        except (TrtkvError, OSError) as error:
+            if os.environ.get("TRTKV_TRACEBACK"):
+                raise
+            sys.stderr.write(f"error: {describe(error)}\n")
+            sys.exit(EXIT_BAD_INPUT)
+
+
+def load_command(name: str, target: str) -> Any:
+    """The click command behind ``module:attribute``."""
+    module, _, attribute = target.partition(":")
+    found = getattr(import_module(module), attribute)
+    if isinstance(found, typer.Typer):
+        found.info.name = name
+        return typer.main.get_group(found)
+    single = typer.Typer(add_completion=False)
+    single.command(name)(found)
+    return typer.main.get_command(single)
+
+
+def describe(error: TrtkvError | OSError) -> str:
+    """The error's text on one line; for a file, its name and what is wrong with it."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    text = " ".join(str(error).splitlines()) or type(error).__name__
+    if isinstance(error, LogicError):
+        return f"{text} (a bug of trtkv: run again with TRTKV_TRACEBACK=1 and report what it shows)"
+    return text
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"trtkv {__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """KV-cache block managers: replay traces, check hit rates, verify against recorded programs."""
+
+
+def main() -> None:
+    """Entry point of the ``trtkv`` program."""
+    app(prog_name="trtkv")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The commands ``trtkv trace ...``."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+trace_app = typer.Typer(no_args_is_help=True, help="Make request traces.")
+
+
+class KindChoice(str, Enum):
+    """Values of ``--kind``."""
+
+    CHAT = "chat"
+    AGENT = "agent"
+    RAG = "rag"
+
+
+@trace_app.callback()
+def _trace() -> None:
+    """Keeps ``generate`` a command of its own while it is the only one."""
+
+
+@trace_app.command()
+def generate(
+    kind: Annotated[KindChoice, typer.Option(help="Kind of workload; docs/workloads.md describes each.")],
+    requests: Annotated[int, typer.Option(metavar="N", help="Number of requests.")],
+    seed: Annotated[int, typer.Option(metavar="S", help="The same seed gives the same trace.")],
+    block_size: Annotated[int, typer.Option(help="Tokens that one hash id stands for.")] = 512,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - is standard output.")
+    ] = "-",
+) -> None:
+    """Write a generated workload as Mooncake JSONL, sorted by time."""
+    import sys
+    from random import Random
+
+    from trtkv.replay.workload import generate_workload
+
+    rows = generate_workload(kind.value, requests, Random(seed), block_size)
+    lines = (row.to_json() + "\n" for row in rows)
+    if output == "-":
+        sys.stdout.writelines(lines)
+        return
+    with open(output, "w", encoding="utf-8") as stream:
+        stream.writelines(lines)

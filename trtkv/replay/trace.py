@@ -1,0 +1,98 @@
+"""TraceRequest: one request of a trace, whatever its file format; tokens are expanded only when asked for."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class TokenSource(Protocol):
+    """What the tokens of a prompt are made from."""
+
+    def expand(self, num_tokens: int) -> NDArray[np.int32]:
+        """The first ``num_tokens`` tokens, int32, shape [num_tokens]. Changes nothing."""
+
+
+class HashIdTokens:
+    """Tokens by rule: token j of the block named h is ``block_size * h + j``.
+
+    Equal ids give equal tokens and different ids differ in their first token, which is all that
+    prefix matching looks at. Ids are small enough for every token to fit int32.
+    """
+
+    __slots__ = ("block_size", "ids")
+
+    def __init__(self, ids: array[int], block_size: int) -> None:
+        self.ids = ids
+        self.block_size = block_size
+
+    def expand(self, num_tokens: int) -> NDArray[np.int32]:
+        """The first ``num_tokens`` tokens; no Python object per token is made."""
+        ids: NDArray[np.int32] = np.frombuffer(self.ids, dtype=np.int64).astype(np.int32)
+        starts = ids * np.int32(self.block_size)
+        tokens = starts[:, None] + np.arange(self.block_size, dtype=np.int32)
+        return cast("NDArray[np.int32]", tokens.reshape(-1)[:num_tokens])
+
+
+class TokenIds:
+    """Tokens as the trace lists them."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self, tokens: array[int]) -> None:
+        self.tokens = tokens
+
+    def expand(self, num_tokens: int) -> NDArray[np.int32]:
+        """The first ``num_tokens`` tokens, as a view of the stored ones."""
+        return np.frombuffer(self.tokens, dtype=np.int32)[:num_tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request. ``index`` is its place in replay order and serves as its request id."""
+
+    index: int
+    timestamp: float
+    """Arrival in the unit of its format (Mooncake: ms, tokens: ns); the closed loop does not read it."""
+    input_length: int
+    """Prompt tokens, at least 1."""
+    output_length: int
+    """Tokens to generate, 0 or more."""
+    source: TokenSource
+
+    def tokens(self) -> NDArray[np.int32]:
+        """The prompt, int32, shape [input_length], made anew on each call."""
+        return self.source.expand(self.input_length)
+
+
+class RowFault(NamedTuple):
+    """A row that was skipped."""
+
+    line_number: int
+    reason: str
+
+
+@dataclass(slots=True)
+class RequestTrace:
+    """A trace in replay order, and what was met while reading it."""
+
+    name: str
+    """File name without its folders; ``-`` for standard input."""
+    format: str
+    block_size: int | None
+    """Tokens that one hash id stands for; None where the format has no hash ids."""
+    requests: Sequence[TraceRequest]
+    faults: Sequence[RowFault] = field(default_factory=list)
+    """Rows skipped by lenient reading, in file order."""
+
+    @property
+    def max_total_length(self) -> int:
+        """Largest prompt plus output of a request, in tokens."""
+        return max((request.input_length + request.output_length for request in self.requests), default=0)
