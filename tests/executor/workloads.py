@@ -1,4 +1,4 @@
-"""Random workloads for the executor: prompts that share prefixes, tight pools, every mechanism switched on by chance."""
+"""Random workloads for the executor: shared prefixes, tight pools, every mechanism switched on by chance."""
 
 from __future__ import annotations
 

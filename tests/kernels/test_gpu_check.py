@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The GPU check itself: comparisons pass with the kernels on the CPU, and find a broken one."""
-=======
 """The GPU check itself: comparisons pass with the kernels on the CPU and find a broken one."""
->>>>>>> main
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,9 +36,9 @@ class ModelSpec(NamedTuple):
 
 def read_model_spec(model: torch.nn.Module) -> ModelSpec:
     """Read the attention layers of a Hugging Face decoder; each may have its own head count and window."""
-    layers = sorted(
+    layers: list[Any] = sorted(
         (module for module in model.modules() if hasattr(module, "k_proj") and hasattr(module, "layer_idx")),
-        key=lambda module: int(module.layer_idx),
+        key=lambda module: module.layer_idx,
     )
     if not layers or [layer.layer_idx for layer in layers] != list(range(len(layers))):
         raise ConfigurationError(
@@ -57,7 +57,7 @@ def read_model_spec(model: torch.nn.Module) -> ModelSpec:
     )
 
 
-def _window_of(layer: torch.nn.Module) -> int | None:
+def _window_of(layer: Any) -> int | None:
     config = layer.config
     layer_types = getattr(config, "layer_types", None)
     if layer_types and layer_types[layer.layer_idx] != "sliding_attention":

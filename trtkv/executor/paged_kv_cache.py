@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 
 from trtkv.executor.model_spec import ModelSpec
-from trtkv.kernels.block_offsets import make_offset_rule
 from trtkv.kernels.kernel_launch import Backend
 from trtkv.kernels.offset_table import DeviceOffsetTable
 from trtkv.kv_cache_block_pool import KvLayout
@@ -38,23 +37,7 @@ class PagedKvCache:
         self._tokens_per_block = manager.tokens_per_block
         pools = manager.pool_tensors.pools
         self._windows = list(manager.window_sizes_metadata)
-        self.offsets = DeviceOffsetTable(
-            [
-                make_offset_rule(
-                    self._windows.index(pool.window_size),
-                    pool.num_layers,
-                    pool.kv_factor,
-                    pool.layer_first_layout,
-                    is_k_only=pool.kv_factor == 1,
-                )
-                for pool in pools
-            ],
-            [metadata.allotted_primary_blocks for metadata in manager.window_sizes_metadata.values()],
-            max_rows,
-            manager.max_blocks_per_seq,
-            device,
-            backend,
-        )
+        self.offsets = DeviceOffsetTable.for_pools(pools, max_rows, manager.max_blocks_per_seq, device, backend)
         self._layers = [self._find_layer(layer_idx, spec.dtype) for layer_idx in range(len(spec.attention_windows))]
 
     def _find_layer(self, layer_idx: int, dtype: torch.dtype) -> _Layer:
