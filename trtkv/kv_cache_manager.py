@@ -705,8 +705,8 @@ class KVCacheManager:
                 llm_request.prompt_len, tokens_per_block, self._enable_block_reuse
             )
         length = llm_request.encoder_output_len if self.cross_kv else llm_request.prompt_len
-        num_drafts = max(llm_request.num_draft_tokens, self._draft_token_reserve)
-        cached_len = min(length, window_size + self._chunk_size) + self._num_extra_kv_tokens + num_drafts
+        most_tokens = self._most_context_tokens(window_size)
+        cached_len = min(length, most_tokens) + self._num_tokens_behind(llm_request)
         if window_size == RECURRENT_STATES and linear is not None:
             return linear.calc_num_blocks_needed_for_req(cached_len, tokens_per_block, self._enable_block_reuse)
         num_shared = cached_len // tokens_per_block
@@ -714,34 +714,55 @@ class KVCacheManager:
         if not credit_reuse or not self._uses_summary(llm_request):
             return required
         summary = self.analyze_prefix_reuse(llm_request) if cached_summary is None else cached_summary
-        input_len = min(llm_request.prompt_len, window_size + self._chunk_size)
+        input_len = min(llm_request.prompt_len, most_tokens)
         if input_len < 1:
             raise InvalidInputError(f"request {llm_request.request_id} has an empty prompt; give at least 1 token")
         limit = min(num_shared, (input_len - 1) // tokens_per_block)
         llm_request.set_estimated_reusable_tokens(min(summary.reusable_blocks_all, limit) * tokens_per_block)
         return required - min(summary.reusable_blocks_allocated, limit)
 
-    def _needed_for_generation(
-        self, llm_request: LlmRequest, two_steps_look_ahead: bool, window_size: WindowSize
-    ) -> int:
-        tokens_per_block = self._tokens_per_block
-        num_tokens = self.get_sequence(llm_request.request_id).num_tokens
-        linear = self._block_manager.linear_attention_metadata
-        if window_size == RECURRENT_STATES and linear is not None:
-            return linear.calc_num_additional_blocks_needed_for_req(
-                num_tokens, llm_request.prompt_len, tokens_per_block, self._enable_block_reuse
-            )
+    def _num_tokens_behind(self, llm_request: LlmRequest) -> int:
+        """Slots behind a request's tokens: the extra ones and those of its drafts."""
+        return self._num_extra_kv_tokens + max(llm_request.num_draft_tokens, self._draft_token_reserve)
+
+    def _most_context_tokens(self, window_size: WindowSize) -> int:
+        """Prompt tokens that take blocks at admission: a sliding window lets go of the first ones only later.
+
+        The recorded budgets reckon with a window and a chunk, and so admit more than fits.
+        """
+        if self._compatibility:
+            return window_size + self._chunk_size
+        return self._get_window_metadata(window_size).max_token_num
+
+    def _get_window_metadata(self, window_size: WindowSize) -> WindowSizeMetadata:
         metadata = self.window_sizes_metadata.get(window_size)
         if metadata is None:
             raise UnknownIdError(
                 f"window {window_size} is not managed; choose one of {list(self.window_sizes_metadata)}"
             )
+        return metadata
+
+    def _needed_for_generation(
+        self, llm_request: LlmRequest, two_steps_look_ahead: bool, window_size: WindowSize
+    ) -> int:
+        tokens_per_block = self._tokens_per_block
+        sequence = self.get_sequence(llm_request.request_id)
+        num_tokens = sequence.num_tokens
+        linear = self._block_manager.linear_attention_metadata
+        if window_size == RECURRENT_STATES and linear is not None:
+            return linear.calc_num_additional_blocks_needed_for_req(
+                num_tokens, llm_request.prompt_len, tokens_per_block, self._enable_block_reuse
+            )
+        metadata = self._get_window_metadata(window_size)
         tokens_per_step = max(llm_request.num_draft_tokens, self._draft_token_reserve) + 1
         num_next = min(
             num_tokens + (2 if two_steps_look_ahead else 1) * tokens_per_step,
             metadata.max_blocks_per_seq * tokens_per_block,
         )
         new_blocks = ceil_div(num_next, tokens_per_block) - ceil_div(num_tokens, tokens_per_block)
+        if metadata.is_swa and not self._compatibility:
+            manager = self._block_manager.get_window_block_manager(window_size)
+            new_blocks = max(new_blocks - manager.sequences.count_freed_by_sliding(sequence, num_next), 0)
         return new_blocks * llm_request.beam_width
 
     def get_remaining_blocks_to_completion(
@@ -787,6 +808,10 @@ class KVCacheManager:
         tokens_per_block = self._tokens_per_block
         prompt_len, beam_width = llm_request.prompt_len, llm_request.beam_width
         final_len = prompt_len + llm_request.max_new_tokens
+        if not self._compatibility:
+            final_len += self._num_tokens_behind(llm_request)
+        if final_len > window_size and not self._compatibility:
+            return self._remaining_sliding(llm_request, window_size, cached_summary)
         held_tokens = window_size + self._chunk_size
         num_context = trunc_div(min(prompt_len, held_tokens), tokens_per_block)
         num_total = -trunc_div(-min(final_len, held_tokens), tokens_per_block)
@@ -818,6 +843,28 @@ class KVCacheManager:
         if num_allocated < num_context - num_reusable:
             return num_context - num_reusable - num_allocated + (num_total - num_context + num_extra) * beam_width
         return (num_total - num_reusable - num_allocated + num_extra) * beam_width
+
+    def _remaining_sliding(
+        self, llm_request: LlmRequest, window_size: WindowSize, cached_summary: PrefixReuseSummary | None
+    ) -> int:
+        """Blocks until completion of a sequence that outgrows its window, so that it never lacks one. Not negative.
+
+        It holds its whole prompt at first, then a window and a block. Blocks that others hold too count as not held,
+        since they do not become free when this sequence leaves them.
+        """
+        tokens_per_block = self._tokens_per_block
+        prompt_len = min(llm_request.prompt_len, self._get_window_metadata(window_size).max_token_num)
+        final_len = llm_request.prompt_len + llm_request.max_new_tokens + self._num_tokens_behind(llm_request)
+        most_blocks = ceil_div(min(final_len, window_size + tokens_per_block - 1), tokens_per_block)
+        sequence = self._sequences.get(llm_request.request_id)
+        if sequence is not None:
+            num_held = self._block_manager.get_window_block_manager(window_size).sequences.count_held_alone(sequence)
+            return max(most_blocks * llm_request.beam_width - num_held, 0)
+        if self._uses_summary(llm_request) and llm_request.is_context_init_state:
+            summary = self.analyze_prefix_reuse(llm_request) if cached_summary is None else cached_summary
+            num_reusable = min(summary.reusable_blocks_all, (prompt_len - 1) // tokens_per_block)
+            llm_request.set_estimated_reusable_tokens(num_reusable * tokens_per_block)
+        return max(most_blocks, ceil_div(prompt_len, tokens_per_block)) * llm_request.beam_width
 
     def get_max_capacity_batch_size(self, input_length: int, output_length: int) -> int:
         """Sequences of these lengths that fit at once: the minimum over windows. C++: getMaxCapacityBatchSize."""

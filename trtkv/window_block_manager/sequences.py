@@ -83,6 +83,18 @@ class SequenceBlocks:
         excess = num_tokens - window.num_front_blocks_removed * settings.tokens_per_block - settings.window_size
         return max(0, excess // settings.tokens_per_block)
 
+    def count_freed_by_sliding(self, sequence: GenerationRequest, num_tokens: int) -> int:
+        """Blocks that become free when the window moves to this length; those others hold do not."""
+        window = sequence.get_window(self._settings.window_size)
+        first = window.num_front_blocks_removed
+        num_detached = self.num_detachable(sequence, window, num_tokens)
+        return sum(block._ref_count == 1 for block in window.held[first : first + num_detached])
+
+    def count_held_alone(self, sequence: GenerationRequest) -> int:
+        """Blocks of a sequence that nobody else holds."""
+        window = sequence.get_window(self._settings.window_size)
+        return sum(block._ref_count == 1 for block in window.held[window.num_front_blocks_removed :])
+
     def check_can_add_token(self, sequence: GenerationRequest) -> None:
         """Raise what the next ``adjust_blocks_if_needed`` would raise, before anything is changed."""
         settings, num_tokens = self._settings, sequence.num_tokens + 1
@@ -95,8 +107,7 @@ class SequenceBlocks:
             )
         if (num_tokens - 1) % settings.tokens_per_block:
             return
-        first = window.num_front_blocks_removed
-        freed = sum(block._ref_count == 1 for block in window.held[first : first + num_detached])
+        freed = self.count_freed_by_sliding(sequence, num_tokens)
         free = self._policy.get_num_free_blocks(0) + freed
         if free < sequence.beam_width:
             raise OutOfBlocksError(
