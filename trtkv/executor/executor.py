@@ -7,22 +7,23 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from trtkv.common import RequestId
-from trtkv.errors import CapacityError, InvalidInputError
+from trtkv.errors import CapacityError, InvalidInputError, OutOfBlocksError
 from trtkv.executor.active_request import ActiveRequest, GenerationResult
-from trtkv.executor.beam_search import BeamSearch
-from trtkv.executor.cache_resources import CacheResources
 from trtkv.executor.executor_config import Drafter, ExecutorConfig
 from trtkv.executor.executor_stats import ExecutorStats
 from trtkv.executor.model_engine import EngineInput, ModelEngine
 from trtkv.executor.model_spec import read_model_spec
 from trtkv.executor.paged_attention import SequenceSlice
 from trtkv.executor.paged_kv_cache import PagedKvCache
+from trtkv.executor.table_rows import TableRows
 from trtkv.kernels.kernel_launch import Backend
 from trtkv.kv_cache_manager import KVCacheManager
 from trtkv.llm_request import LlmRequest, LlmRequestState
+from trtkv.resource_manager import KVCacheResourceManager
 from trtkv.retention_config import KvCacheRetentionConfig
 from trtkv.scheduler.capacity_scheduler import CapacityScheduler
 from trtkv.scheduler.micro_batch_scheduler import MicroBatchScheduler
+from trtkv.scheduler.scheduled_requests import ScheduledRequests
 from trtkv.scheduler.scheduler_config import ContextChunkingConfig
 
 
@@ -49,7 +50,12 @@ class PyTorchExecutor:
         num_rows = config.max_batch_size * config.max_beam_width
         self._cache = PagedKvCache(manager, read_model_spec(model), config.device, num_rows, backend)
         self._engine = ModelEngine(model, self._cache)
-        self._resources = CacheResources(manager, self._cache, num_rows, self.stats)
+        self._rows = TableRows(num_rows)
+        self._resources = KVCacheResourceManager(
+            manager,
+            max_num_tokens=config.max_num_tokens,
+            enable_chunked_prefill=config.chunk_unit_size is not None,
+        )
         chunking = None
         if config.chunk_unit_size is not None:
             chunking = ContextChunkingConfig(config.chunking_policy, config.chunk_unit_size)
@@ -104,7 +110,7 @@ class PyTorchExecutor:
             )
         if request.beam_width > self._config.max_beam_width:
             raise InvalidInputError(f"beam width {request.beam_width} exceeds {self._config.max_beam_width}")
-        self._capacity_scheduler.check_can_ever_fit(request, self.manager)
+        self._resources.check_can_ever_fit(request, self._capacity_scheduler)
         self._micro_batch_scheduler.check_can_ever_fit(request, self._config.max_num_tokens)
 
     def run(self) -> dict[RequestId, GenerationResult]:
@@ -124,42 +130,64 @@ class PyTorchExecutor:
 
     def step(self) -> list[GenerationResult]:
         """Advance every scheduled request by a chunk of its prompt or by its next tokens; returns finished ones."""
-        contexts, generations = self._schedule()
-        contexts, failed = self._resources.prepare_resources(contexts, generations)
-        for entry in failed:
-            self._pause(entry)
-        generations = [entry for entry in generations if entry not in failed]
-        if not contexts and not generations:
+        batch = self._schedule()
+        entries = self._prepare(batch)
+        if not entries:
             return []
-        inputs = [self._make_context_input(entry) for entry in contexts]
-        counts = [1] * len(inputs)
-        for entry in generations:
-            beam_inputs = self._make_generation_inputs(entry)
-            inputs += beam_inputs
-            counts.append(len(beam_inputs))
-        logits = iter(self._engine.forward(inputs))
-        per_request = [torch.cat([next(logits) for _ in range(count)]) for count in counts]
+        inputs = [self._make_inputs(entry) for entry in entries]
+        logits = iter(self._engine.forward([entry for parts in inputs for entry in parts]))
+        per_request = [torch.cat([next(logits) for _ in parts]) for parts in inputs]
         self.stats.num_steps += 1
-        self.stats.num_computed_tokens += sum(len(entry.tokens) for entry in inputs)
-        for entry, rows in zip((*contexts, *generations), per_request, strict=True):
-            self._update(entry, rows)
-        self._resources.update_resources(contexts)
-        return [self._finish(entry) for entry in (*contexts, *generations) if entry.is_finished]
+        self.stats.num_computed_tokens += sum(len(entry.tokens) for parts in inputs for entry in parts)
+        accepted = {
+            entry.request.request_id: self._update(entry, rows)
+            for entry, rows in zip(entries, per_request, strict=True)
+        }
+        self._settle(batch, accepted)
+        return [self._finish(entry) for entry in entries if entry.is_finished]
 
-    def _schedule(self) -> tuple[list[ActiveRequest], list[ActiveRequest]]:
-        for entry in self._active.values():
+    def _schedule(self) -> ScheduledRequests:
+        """Choose among the oldest requests, as many as there are table rows; pause those the policy gives up."""
+        entries = list(self._active.values())[: self._config.max_batch_size]
+        for entry in entries:
             self._propose_drafts(entry)
-        requests = [entry.request for entry in self._active.values()]
-        fitting = self._capacity_scheduler.schedule(requests, self.manager)
+        fitting = self._capacity_scheduler.schedule([entry.request for entry in entries], self.manager)
         for request in fitting.paused_requests:
             self._pause(self._active[request.request_id])
         batch = self._micro_batch_scheduler.schedule(
             fitting.fitting_requests, (), self._config.max_batch_size, self._config.max_num_tokens
         )
-        return (
-            [self._active[request.request_id] for request in batch.context_requests],
-            [self._active[request.request_id] for request in batch.generation_requests],
+        return ScheduledRequests.from_schedule(
+            batch.context_requests, batch.generation_requests, fitting.paused_requests
         )
+
+    def _prepare(self, batch: ScheduledRequests) -> list[ActiveRequest]:
+        """Blocks and rows for everything that is computed, transfers in order, the offset table up to date."""
+        new = [request for request in batch.context_requests if request.request_id not in self.manager.sequences]
+        if not batch.batch_size:
+            return []
+        try:
+            self._resources.prepare_resources(batch)
+        except OutOfBlocksError:
+            if batch.batch_size:
+                raise
+            return []  # everybody waits: a copy needs one block more than the budget counted
+        self._resources.fit_token_budget(batch)
+        entries = [self._active[request.request_id] for request in batch.all_requests]
+        for entry in entries:
+            self._rows.take(entry)
+            self._cache.update_rows(entry.request.request_id, entry.rows)
+            if entry.request in new:
+                self._count_admission(entry.request)
+        self.stats.table_bytes_sent += self._cache.offsets.flush()
+        return entries
+
+    def _settle(self, batch: ScheduledRequests, accepted: dict[RequestId, int]) -> None:
+        """Rewind rejected drafts and offer the prompts computed so far for reuse."""
+        for request_id, num_reserved in batch.num_reserved_draft_tokens.items():
+            self.stats.num_rewound_tokens += num_reserved - accepted[request_id]
+        reserved = batch.num_reserved_draft_tokens
+        self._resources.update_resources(batch, {key: accepted[key] for key in reserved})
 
     def _propose_drafts(self, entry: ActiveRequest) -> None:
         limit = min(self._config.max_draft_tokens, entry.num_remaining - 1)
@@ -170,14 +198,36 @@ class PyTorchExecutor:
 
     def _pause(self, entry: ActiveRequest) -> None:
         """Give up a sequence; what was generated becomes prompt and is computed, or found in the cache, again."""
-        self._resources.free_resources(entry)
+        self._free(entry)
         entry.drafts = []
         entry.request.set_num_draft_tokens(0)
         entry.request.pause(self._config.max_sequence_length)
         entry.restart_beams()
         self.stats.num_paused += 1
 
+    def _free(self, entry: ActiveRequest) -> None:
+        sequence = self.manager.get_sequence(entry.request.request_id)
+        self.stats.num_front_blocks_removed += sum(
+            sequence.get_num_front_blocks_removed(window) for window in self.manager.window_sizes_metadata
+        )
+        self._resources.free_resources(entry.request)
+        self._rows.give_back(entry)
+
+    def _count_admission(self, request: LlmRequest) -> None:
+        self.stats.num_reused_tokens += request.prepopulated_prompt_len
+        sequence = self.manager.get_sequence(request.request_id)
+        self.stats.num_shared_admissions += any(
+            block.ref_count > request.beam_width and not block.is_placeholder
+            for window in self.manager.window_sizes_metadata
+            for block in sequence.get_window(window).held
+        )
+
     # -- inputs -----------------------------------------------------------------------------------
+
+    def _make_inputs(self, entry: ActiveRequest) -> list[EngineInput]:
+        if entry.request.is_context_init_state:
+            return [self._make_context_input(entry)]
+        return self._make_generation_inputs(entry)
 
     def _make_context_input(self, entry: ActiveRequest) -> EngineInput:
         request = entry.request
@@ -214,24 +264,26 @@ class PyTorchExecutor:
 
     # -- outputs ----------------------------------------------------------------------------------
 
-    def _update(self, entry: ActiveRequest, logits: torch.Tensor) -> None:
+    def _update(self, entry: ActiveRequest, logits: torch.Tensor) -> int:
+        """Add what the model says to a request; returns how many of its drafts were right."""
         request = entry.request
         if request.is_context_init_state:
             request.move_to_next_context_chunk()
             if request.context_remaining_length:
-                return
+                return 0
             request.set_state(LlmRequestState.GENERATION_IN_PROGRESS)
+        num_accepted = 0
         if entry.beams is not None:
-            self._advance_beams(request, entry.beams, logits)
+            entry.beams.advance(logits)
+            request.set_generated_tokens(entry.beams.tokens)
         else:
-            self._accept(entry, logits.argmax(dim=-1).tolist())
+            num_accepted = self._accept(entry, logits.argmax(dim=-1).tolist())
+        if entry.is_finished:
+            request.set_state(LlmRequestState.GENERATION_COMPLETE)
+        return num_accepted
 
-    def _advance_beams(self, request: LlmRequest, beams: BeamSearch, logits: torch.Tensor) -> None:
-        beams.advance(logits)
-        request.set_generated_tokens(beams.tokens)
-
-    def _accept(self, entry: ActiveRequest, chosen: Sequence[int]) -> None:
-        """Take the model's tokens as long as the drafts before them were its own choice; rewind the rest."""
+    def _accept(self, entry: ActiveRequest, chosen: Sequence[int]) -> int:
+        """Take the model's tokens as long as the drafts before them were its own choice; returns the right drafts."""
         num_accepted = 0
         while num_accepted < len(entry.drafts) and entry.drafts[num_accepted] == chosen[num_accepted]:
             num_accepted += 1
@@ -241,10 +293,9 @@ class PyTorchExecutor:
                 break
         self.stats.num_draft_tokens += len(entry.drafts)
         self.stats.num_accepted_draft_tokens += num_accepted
-        self._resources.rewind(entry, len(entry.drafts) - num_accepted)
+        return num_accepted
 
     def _finish(self, entry: ActiveRequest) -> GenerationResult:
-        entry.request.set_state(LlmRequestState.GENERATION_COMPLETE)
-        self._resources.free_resources(entry)
+        self._free(entry)
         del self._active[entry.request.request_id]
         return entry.get_result()
