@@ -3,7 +3,8 @@
 Runs the manager over the whole trace, then the manager and nano-vllm's block manager in turn over its first rows.
 Making tokens from hash ids is outside the times, building block keys and hashes inside.
 Run: ``python tools/bench_replay.py TRACE [--block-size 512] [--tokens-per-block 64] [--capacity-tokens 30000000]
-[--live 64] [--side-by-side 2000] [--repeat 3] [--nano-vllm FOLDER] [--json FILE]``.
+[--live 64] [--side-by-side 2000] [--repeat 3] [--no-gc] [--nano-vllm FOLDER] [--json FILE]``.
+``trtkv replay`` runs without Python's cycle collector, as --no-gc does here.
 FOLDER holds the package ``nanovllm`` of the original; without it the port ``trtkv.nano`` is measured.
 """
 
@@ -224,6 +225,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--side-by-side", type=int, default=2000, metavar="N", help="rows for the comparison")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each system in the comparison")
     parser.add_argument("--only-side-by-side", action="store_true", help="leave out the whole trace")
+    parser.add_argument("--no-gc", action="store_true", help="switch Python's cycle collector off")
     parser.add_argument("--nano-vllm", type=Path, metavar="FOLDER")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers")
     return parser.parse_args()
@@ -232,6 +234,8 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Measure and print."""
     arguments = parse_arguments()
+    if arguments.no_gc:
+        gc.disable()
     requests = read_trace(arguments.trace, block_size=arguments.block_size).requests
     config = ReplayConfig(
         tokens_per_block=arguments.tokens_per_block, capacity_tokens=arguments.capacity_tokens, live=arguments.live

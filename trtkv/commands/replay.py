@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
@@ -98,9 +101,21 @@ def _run(trace: RequestTrace, config: ReplayConfig) -> ReplayResult:
     from trtkv.replay.replay_result import replay_trace
     from trtkv.replay.report import progress_bar
 
-    with progress_bar(len(trace.requests)) as progress:
+    with progress_bar(len(trace.requests)) as progress, _without_cycle_collector():
         result, _ = replay_trace(trace, config, progress=progress)
     return result
+
+
+@contextmanager
+def _without_cycle_collector() -> Iterator[None]:
+    """A replay makes no cyclic garbage, but the collector would walk all cached blocks again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _show(result: ReplayResult, json_file: str | None) -> None:
