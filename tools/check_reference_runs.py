@@ -12,6 +12,7 @@ a run that differs once more in compatibility mode; plain and compatibility comp
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -167,6 +168,7 @@ def main() -> int:
     runs = load_runs(shared, arguments.select)
     if not runs:
         parser.error("the selection leaves no run")
+    gc.disable()  # as trtkv replay does: there is nothing for it to find, and it would walk all cached blocks
     num_different = num_compatibility = 0
     for outcomes in compare_all(runs, shared, arguments.jobs, arguments.mode):
         print(describe(outcomes), flush=True)
