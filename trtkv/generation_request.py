@@ -16,7 +16,7 @@ class SequenceWindow:
 
     ``held``: blocks by position, beams interleaved; out-of-window positions hold a placeholder.
     ``block_ids``: per beam the ids shown to callers; out-of-window positions keep their old id.
-    ``slots``: per beam the slot each position had when its table entry was written (NULL_INDEX: none).
+    ``slots``: per beam the slot each position had when its table entry was written (NULL_ENTRY: none).
     """
 
     __slots__ = ("block_ids", "held", "num_front_blocks_removed", "slots")

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from trtkv.common import SECONDARY_LEVEL, PRIMARY_LEVEL, WindowSize
+from trtkv.common import PRIMARY_LEVEL, SECONDARY_LEVEL, WindowSize
 from trtkv.errors import ConfigurationError
 from trtkv.kv_cache_block import KVCacheBlock
 from trtkv.kv_cache_events import (

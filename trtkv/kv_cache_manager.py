@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trtkv import capacity_estimation
-from trtkv.block_key import BlockKey, HashLink, PackedKey, build_block_keys, build_block_keys_of
+from trtkv.block_key import BlockKey, PackedKey, build_block_keys, build_block_keys_of
 from trtkv.block_manager import BlockManager, CacheSettings
 from trtkv.common import (
     MAX_INT32,
     RECURRENT_STATES,
     BlockId,
-    BlocksPerWindow,
     CacheType,
     DataType,
     Priority,
@@ -26,14 +24,15 @@ from trtkv.common import (
     trunc_div,
 )
 from trtkv.copy_engine import CopyEngine, NullCopyEngine
-from trtkv.errors import ConfigurationError, InvalidInputError, UnknownIdError, check
+from trtkv.errors import ConfigurationError, InvalidInputError, UnknownIdError
 from trtkv.generation_request import GenerationRequest
 from trtkv.kv_cache_block import KVCacheBlock
 from trtkv.kv_cache_event_manager import KVCacheEventManager
 from trtkv.kv_cache_events import KVCacheEvent
-from trtkv.kv_cache_index import NULL_INDEX
+from trtkv.kv_cache_index import NULL_ENTRY
 from trtkv.linear_attention import LinearAttentionMetadata
 from trtkv.llm_request import LlmRequest, to_token_array
+from trtkv.pool_tensors import PoolTensors
 from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY
 from trtkv.stats import KvCacheIterationStats, KvCacheStats
 from trtkv.window_block_manager.loading import BatchSeqStats, ClaimResult
@@ -46,6 +45,8 @@ from trtkv.window_size_metadata import (
 )
 
 if TYPE_CHECKING:
+    import torch
+
     from trtkv.window_block_manager import WindowBlockManager
 
 RequestInfo = tuple[RequestId, int, int]
@@ -69,6 +70,8 @@ class KVCacheManager:
 
     ``compatibility=True`` reproduces the recorded behaviour of the reference bit for bit, including the faults
     that hurt users, half-done failures and the order of equal partial matches; see docs/decisions.
+    ``hash_map_order`` asks for that order alone: equal partial matches are then taken in the iteration order of
+    the reference's hash map instead of most recently inserted first, at the price of hashing every cached block.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class KVCacheManager:
         copy_engine: CopyEngine | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
         compatibility: bool = False,
+        hash_map_order: bool | None = None,
     ) -> None:
         if sink_token_length:
             raise ConfigurationError(f"sink_token_length is {sink_token_length}; sink tokens are not supported, give 0")
@@ -124,6 +128,7 @@ class KVCacheManager:
                 linear_attention_metadata,
                 tuple(pool_configurations),
                 compatibility,
+                compatibility if hash_map_order is None else hash_map_order,
             ),
             NullCopyEngine() if copy_engine is None else copy_engine,
             event_manager,
@@ -148,7 +153,11 @@ class KVCacheManager:
         )
         self._has_swa = any(manager.is_swa for _, manager in self._windows)
         self._lock = threading.RLock()
-        self._allocated_bytes = 0
+        manager = self._block_manager
+        self._pool_tensors = PoolTensors(
+            manager.pools,
+            [(manager.get_layer_pool_idx(i), manager.get_pool_layer_idx(i)) for i in range(manager.num_layers)],
+        )
 
     # -- properties ---------------------------------------------------------------------------------
 
@@ -216,6 +225,34 @@ class KVCacheManager:
     def enable_block_reuse(self) -> bool:
         """Whether cached blocks are looked up and stored."""
         return self._enable_block_reuse
+
+    @property
+    def enable_partial_reuse(self) -> bool:
+        """Whether a block may be matched by its first tokens only."""
+        return self._block_manager.settings.enable_partial_reuse
+
+    @property
+    def enable_indexer_k_cache(self) -> bool:
+        """Whether index-key pools stand beside the pools."""
+        return self._block_manager.settings.indexer_k_cache is not None
+
+    @property
+    def indexer_k_cache_index_head_dim(self) -> int:
+        """Head size of index keys; 0 without them."""
+        indexer = self._block_manager.settings.indexer_k_cache
+        return 0 if indexer is None else indexer.index_head_dim
+
+    @property
+    def indexer_k_cache_quant_block_size(self) -> int:
+        """Index-key elements that share a scale; 0 without them."""
+        indexer = self._block_manager.settings.indexer_k_cache
+        return 0 if indexer is None else indexer.quant_block_size
+
+    @property
+    def indexer_k_cache_use_fp4(self) -> bool:
+        """Whether index keys are stored in 4 bits."""
+        indexer = self._block_manager.settings.indexer_k_cache
+        return indexer is not None and indexer.use_fp4
 
     @property
     def cross_kv(self) -> bool:
@@ -295,8 +332,7 @@ class KVCacheManager:
         with self._lock:
             plans = None if self._compatibility else self._plan_batch(request_infos, llm_requests)
             sequences = [
-                self._create_sequence(info, request)
-                for info, request in zip(request_infos, llm_requests, strict=True)
+                self._create_sequence(info, request) for info, request in zip(request_infos, llm_requests, strict=True)
             ]
             totals: list[list[BatchSeqStats]] = [[] for _ in sequences]
             for index, (window_size, manager) in enumerate(reversed(self._windows)):
@@ -568,7 +604,8 @@ class KVCacheManager:
 
     def copy_linear_attention_block_batch(self, llm_requests: Iterable[LlmRequest]) -> bool:
         """``copy_linear_attention_block`` for each request; whether any copy was issued."""
-        return any([self.copy_linear_attention_block(request) for request in llm_requests])
+        copied = [self.copy_linear_attention_block(request) for request in llm_requests]
+        return any(copied)
 
     def commit_and_get_block_hashes_for_request(self, llm_request: LlmRequest, window_size: WindowSize) -> list[int]:
         """Chain hashes of a sequence's full blocks, the newest token included. One beam only.
@@ -577,7 +614,9 @@ class KVCacheManager:
         C++: commitAndGetBlockHashesForRequest.
         """
         if llm_request.beam_width != 1:
-            raise InvalidInputError(f"request {llm_request.request_id} has {llm_request.beam_width} beams; hashes need one")
+            raise InvalidInputError(
+                f"request {llm_request.request_id} has {llm_request.beam_width} beams; hashes need one"
+            )
         with self._lock:
             window = self.get_sequence(llm_request.request_id).get_window(window_size)
             if window.num_front_blocks_removed:
@@ -603,7 +642,7 @@ class KVCacheManager:
         self._draft_token_reserve = draft_token_reserve
 
     def analyze_prefix_reuse(
-        self, llm_request: LlmRequest, tokens: array[int] | None = None
+        self, llm_request: LlmRequest, tokens: Sequence[TokenId] | None = None
     ) -> PrefixReuseSummary:
         """Count cached full blocks of a request's tokens (beam 0, or those given). One window only.
 
@@ -611,11 +650,10 @@ class KVCacheManager:
         """
         with self._lock:
             if tokens is None or tokens is llm_request.get_tokens(0):
-                keys = build_block_keys(
-                    llm_request, self._tokens_per_block, llm_request.get_num_tokens(0), False
-                )
+                keys = build_block_keys(llm_request, self._tokens_per_block, llm_request.get_num_tokens(0), False)
             else:
-                keys = build_block_keys_of(llm_request, tokens, self._tokens_per_block, len(tokens), False)
+                others = to_token_array(tokens)
+                keys = build_block_keys_of(llm_request, others, self._tokens_per_block, len(others), False)
             return self._block_manager.analyze_prefix_reuse(keys)
 
     def probe_prefix_match_length(self, llm_request: LlmRequest) -> int:
@@ -695,7 +733,9 @@ class KVCacheManager:
             )
         metadata = self.window_sizes_metadata.get(window_size)
         if metadata is None:
-            raise UnknownIdError(f"window {window_size} is not managed; choose one of {list(self.window_sizes_metadata)}")
+            raise UnknownIdError(
+                f"window {window_size} is not managed; choose one of {list(self.window_sizes_metadata)}"
+            )
         tokens_per_step = max(llm_request.num_draft_tokens, self._draft_token_reserve) + 1
         num_next = min(
             num_tokens + (2 if two_steps_look_ahead else 1) * tokens_per_step,
@@ -844,9 +884,7 @@ class KVCacheManager:
         """
         key = block_key.packed if isinstance(block_key, BlockKey) else block_key
         with self._lock:
-            return self._block_manager.get_window_block_manager(
-                window_size
-            ).find_blocks_in_reuse_tree_by_block_key(key)
+            return self._block_manager.get_window_block_manager(window_size).find_blocks_in_reuse_tree_by_block_key(key)
 
     def find_blocks_in_reuse_tree_by_block_keys(
         self, block_keys: Sequence[PackedKey | BlockKey], window_size: WindowSize
@@ -854,9 +892,9 @@ class KVCacheManager:
         """The cached block at the end of a list of keys, one per block. Changes nothing."""
         keys = [key.packed if isinstance(key, BlockKey) else key for key in block_keys]
         with self._lock:
-            return self._block_manager.get_window_block_manager(
-                window_size
-            ).find_blocks_in_reuse_tree_by_block_keys(keys)
+            return self._block_manager.get_window_block_manager(window_size).find_blocks_in_reuse_tree_by_block_keys(
+                keys
+            )
 
     # -- block tables ---------------------------------------------------------------------------------------------
 
@@ -866,23 +904,22 @@ class KVCacheManager:
         ``output``: int32 [pools, slots, 2 (K, V), max blocks per sequence], a numpy array or CPU tensor; rows go to
         the slots from ``output_slot_offset``, one per beam. Columns behind a row are left as they are.
         """
-        import numpy
+        import numpy as np
 
         sequence = self.get_sequence(request_id)
-        table = numpy.asarray(output)
+        table = np.asarray(output)
         longest = pool_idx = 0
         for window_size, manager in self._windows:
             window = sequence.get_window(window_size)
             rows = [
-                numpy.asarray(slots[: len(ids)], dtype=numpy.int32)
+                np.asarray(slots[: len(ids)], dtype=np.int32)
                 for slots, ids in zip(window.slots, window.block_ids, strict=True)
             ]
+            kv_factor = manager.pools.kv_factor
             for pool in manager.pools.pools:
-                stride = pool.kv_factor if pool.layer_first_layout else pool.num_layers * pool.kv_factor
-                if not pool.is_data_pool:
-                    stride = pool.num_layers * manager.pools.kv_factor
+                stride = kv_factor if pool.layer_first_layout else pool.num_layers * kv_factor
                 for beam_idx, row in enumerate(rows):
-                    _write_row(table[pool_idx, output_slot_offset + beam_idx], row, stride, manager.pools.kv_factor)
+                    _write_row(table[pool_idx, output_slot_offset + beam_idx], row, stride, kv_factor)
                     longest = max(longest, len(row))
                 pool_idx += 1
         return longest
@@ -893,6 +930,30 @@ class KVCacheManager:
         """``copy_block_offsets`` for the requests of consecutive ids, ``beam_width`` slots each."""
         for index in range(batch_size):
             self.copy_block_offsets(output, index * beam_width, first_batch_slot_idx + index)
+
+    # -- memory ---------------------------------------------------------------------------------------
+
+    @property
+    def pool_tensors(self) -> PoolTensors:
+        """The pools as torch tensors, and views of them."""
+        return self._pool_tensors
+
+    def allocate_pools(self, device: Any = "cpu", kv_layout: str = "HND") -> None:
+        """Make the tensors of all pools (extra ``torch``); see PoolTensors.allocate_pools. C++: allocatePools."""
+        self._pool_tensors.allocate_pools(device, kv_layout)
+
+    def release_pools(self) -> None:
+        """Wait for transfers and let go of the tensors. C++: releasePools."""
+        self._block_manager.refresh_blocks()
+        self._pool_tensors.release_pools()
+
+    def get_buffers(self, layer_idx: int, kv_layout: str | None = None) -> torch.Tensor:
+        """View of a layer's primary blocks for attention kernels; see PoolTensors.get_buffers."""
+        return self._pool_tensors.get_buffers(layer_idx, kv_layout)
+
+    def get_unique_primary_pool(self) -> torch.Tensor:
+        """The primary tensor of a manager with one pool. C++: getUniquePrimaryPool."""
+        return self._pool_tensors.get_unique_primary_pool()
 
     # -- events, statistics, housekeeping -----------------------------------------------------------------------------
 
@@ -939,7 +1000,7 @@ class KVCacheManager:
             missed_blocks=missed,
             cache_hit_rate=reused / (reused + missed) if reused else 0.0,
             num_free_blocks_per_window_size=manager.get_num_free_blocks_per_window_size(),
-            allocated_bytes=self._allocated_bytes,
+            allocated_bytes=manager.primary_pool_bytes,
             secondary_max_num_blocks=manager.num_secondary_blocks,
             secondary_free_num_blocks=manager.num_free_secondary_blocks,
         )
@@ -964,9 +1025,9 @@ class KVCacheManager:
 
 
 def _write_row(target: Any, slots: Any, stride: int, kv_factor: int) -> None:
-    """Write one beam's K and V rows: slot times the slot's stride, plus the field; NULL_INDEX stays."""
-    missing = slots == NULL_INDEX
+    """Write one beam's K and V rows: slot times the slot's stride, plus the field; NULL_ENTRY stays."""
+    missing = slots == NULL_ENTRY
     for field in (0, 1):
         values = slots * stride + (field if kv_factor == 2 else 0)
-        values[missing] = NULL_INDEX
+        values[missing] = NULL_ENTRY
         target[field, : len(slots)] = values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trtkv.block_key import token_bytes
 from trtkv.common import PRIMARY_LEVEL, SECONDARY_LEVEL, KvCacheTransferMode, Priority
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.kv_cache_block import KVCacheBlock
@@ -60,6 +61,25 @@ class BlockClaimer:
             self.remove_from_tree(block)
         policy.claim_block(block, priority, duration_ms)
         return block
+
+    def get_free_blocks(self, count: int) -> list[KVCacheBlock]:
+        """``get_free_block`` with the default retention, ``count`` times; a hot loop where nothing is offloaded or
+        reported and all victims stand in one queue."""
+        policy, counters = self._policy, self._counters
+        if (
+            self._event_manager is not None
+            or self._settings.num_secondary_blocks
+            or not policy.can_take_default_blocks(count)
+        ):
+            return [self.get_free_block() for _ in range(count)]
+        blocks = policy.take_default_blocks(count)
+        counters.alloc_total += count
+        for block in blocks:
+            if block._lookup_node is not None:
+                block.detach_from_lookup_node()
+            elif not token_bytes(block._block_key):
+                counters.alloc_new += 1
+        return blocks
 
     def _offload_victim(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> KVCacheBlock:
         """Swap a primary victim with a secondary one; the latter's id, now primary, is what the caller gets."""

@@ -5,8 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from trtkv.block_key import HashLink, PackedKey, build_block_keys, build_block_keys_of, make_empty_key, num_key_tokens
-from trtkv.common import PLACEHOLDER_BLOCK_ID, PLACEHOLDER_LEVEL, PRIMARY_LEVEL, CacheType, KvCacheTransferMode, ceil_div
+from trtkv.block_key import (
+    HashLink,
+    PackedKey,
+    build_block_keys,
+    build_block_keys_of,
+    make_empty_key,
+    num_key_tokens,
+    resolve_hash,
+)
+from trtkv.common import (
+    PLACEHOLDER_BLOCK_ID,
+    PLACEHOLDER_LEVEL,
+    PRIMARY_LEVEL,
+    CacheType,
+    KvCacheTransferMode,
+    ceil_div,
+)
 from trtkv.errors import InvalidInputError, OutOfBlocksError, check
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest, SequenceWindow
@@ -27,6 +42,7 @@ from trtkv.window_block_manager.sequences import (
     write_slots,
 )
 from trtkv.window_block_manager.settings import WindowSettings
+
 
 class BatchSeqStats(NamedTuple):
     """Outcome of one sequence in one window. C++: BatchSeqStats."""
@@ -339,8 +355,7 @@ class BlockLoader:
             matched = claim.matched
             if claim.needs_copy and matched[-1]._ref_count:
                 matched = matched[:-1]
-            for block in matched:
-                claim_block(block)
+            self._policy.claim_blocks(matched)
             return
         last = len(claim.matched) - 1
         for index, block in enumerate(claim.matched):
@@ -360,12 +375,56 @@ class BlockLoader:
     ) -> None:
         """Place claimed blocks, then fresh ones. C++: onboardAndAllocateBlocks."""
         window = sequence.get_window(self._settings.window_size)
-        for index, block in enumerate(claim.matched):
-            self._place_claimed(claim, index, block, window)
-        self._allocate_shared(claim, window, is_enable_block_reuse)
+        is_plain = claim.beam_width == 1 and not (self._settings.is_recurrent_state or self._settings.is_swa)
+        num_full = 0
+        if is_plain and not self._settings.num_secondary_blocks:
+            num_full = len(claim.matched) - claim.is_partial
+            self._place_full_matches(claim.matched[:num_full], window)
+        for index in range(num_full, len(claim.matched)):
+            self._place_claimed(claim, index, claim.matched[index], window)
+        if is_plain and claim.retentions is None and not self._settings.compatibility:
+            self._allocate_plain(claim, window)
+        else:
+            self._allocate_shared(claim, window, is_enable_block_reuse)
         if claim.num_shared_context_blocks < claim.num_context_blocks:
             self._allocate_per_beam(claim, window)
         write_slots(window, claim.beam_width)
+
+    def _place_full_matches(self, blocks: Sequence[KVCacheBlock], window: SequenceWindow) -> None:
+        """``_place_claimed`` for whole primary blocks and one beam; a hot loop."""
+        prev = None
+        for block in blocks:
+            block._ref_count += 1
+            block._prev_block_in_seq = prev
+            prev = block
+        window.held += blocks
+        window.block_ids[0] += [block._block_id for block in blocks]
+        self._counters.reused += len(blocks)
+        self._counters.full_reused += len(blocks)
+
+    def _allocate_plain(self, claim: ClaimResult, window: SequenceWindow) -> None:
+        """``_allocate_shared`` for one beam and the default retention of an attention window; a hot loop."""
+        first = len(window.held)
+        count = claim.num_context_blocks - first
+        keys = claim.keys[first:]
+        if len(keys) < count or claim.mode is not KvCacheTransferMode.DRAM or self._event_manager is not None:
+            self._allocate_shared(claim, window, True)
+            return
+        blocks = self._claimer.get_free_blocks(count)
+        prev = window.held[-1] if first else None
+        link: HashLink | int = 0 if prev is None else prev._hash
+        for block, key in zip(blocks, keys, strict=True):
+            block._ref_count = 1
+            block._prev_block_in_seq = prev
+            block._block_key = key
+            block._is_full = True
+            block._hash = link = (key, link)
+            prev = block
+        if prev is not None and count:
+            self._set_key(prev, keys[-1])
+        window.held += blocks
+        window.block_ids[0] += [block._block_id for block in blocks]
+        self._counters.missed += count
 
     def _place_claimed(self, claim: ClaimResult, index: int, block: KVCacheBlock, window: SequenceWindow) -> None:
         counters = self._counters
@@ -398,6 +457,10 @@ class BlockLoader:
             self._set_key(block, claim.keys[index])
         block.compute_hash()
         return block
+
+    def _link(self, key: PackedKey, parent: HashLink | int) -> HashLink | int:
+        """A hash to be computed when it is read; at once where every hash will be reported."""
+        return (key, parent) if self._event_manager is None else resolve_hash((key, parent))
 
     def _set_key(self, block: KVCacheBlock, key: PackedKey) -> None:
         block.set_block_key(key, num_key_tokens(key) == self._settings.tokens_per_block)
@@ -432,7 +495,7 @@ class BlockLoader:
             if index < len(keys):
                 self._set_key(block, keys[index])
             prev = block._prev_block_in_seq
-            block._hash = HashLink(block._block_key, 0 if prev is None else prev._hash)
+            block._hash = self._link(block._block_key, 0 if prev is None else prev._hash)
             counters.missed += 1
 
     def _allocate_per_beam(self, claim: ClaimResult, window: SequenceWindow) -> None:

@@ -20,7 +20,7 @@ from trtkv.common import (
 )
 from trtkv.copy_engine import CopyEngine
 from trtkv.errors import UnknownIdError, check
-from trtkv.eviction_policy import LRUEvictionPolicy
+from trtkv.eviction_policy import FreshBlocks, LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest
 from trtkv.kv_cache_block import KVCacheBlock, PlaceholderBlock, create_root_block, create_swa_placeholder
 from trtkv.kv_cache_event_manager import KVCacheEventManager
@@ -69,9 +69,6 @@ class WindowBlockManager:
         self.pools = WindowPools(
             settings, managed_layers, num_kv_heads_per_layer, size_per_head, dtype, indexer_k_cache
         )
-        self._primary_blocks: list[KVCacheBlock] = []  # grown on demand: a block exists once it is used
-        self._secondary_blocks: list[KVCacheBlock] = []
-        self._placeholder_blocks: list[KVCacheBlock] = []
         self.counters = BlockCounters()
         self._reported = BlockCounters()
         self.eviction_policy = LRUEvictionPolicy(
@@ -106,7 +103,13 @@ class WindowBlockManager:
             self.counters,
         )
         self.storer = BlockStorer(
-            settings, self.matcher, self.eviction_policy, self.sequences, event_manager, self.get_block_by_id
+            settings,
+            self.matcher,
+            self.eviction_policy,
+            self.sequences,
+            event_manager,
+            self.get_block_by_id,
+            settings.num_channels == 1,
         )
         self.releaser = BlockReleaser(settings, self.matcher, self.claimer, self.eviction_policy, self.sequences)
         metadata = settings.linear_attention_metadata
@@ -130,26 +133,15 @@ class WindowBlockManager:
 
     # -- blocks -----------------------------------------------------------------------------------
 
-    def _make_block(self, block_id: BlockId) -> KVCacheBlock:
-        """The block of a valid id; made when it is first asked for, standing among the never-used ones."""
-        num_primary, channel = self.settings.num_primary_blocks, self.settings.channel
-        if block_id < 0:
-            blocks, index, level = self._placeholder_blocks, CACHED_BLOCKS_ROOT_ID - 1 - block_id, PLACEHOLDER_LEVEL
-        elif block_id < num_primary:
-            blocks, index, level = self._primary_blocks, block_id, PRIMARY_LEVEL
-        else:
-            blocks, index, level = self._secondary_blocks, block_id - num_primary, SECONDARY_LEVEL
-        while len(blocks) <= index:
-            position = len(blocks)
-            if level == PLACEHOLDER_LEVEL:
-                block: KVCacheBlock = PlaceholderBlock(CACHED_BLOCKS_ROOT_ID - 1 - position, channel)
-            elif level == PRIMARY_LEVEL:
-                block = KVCacheBlock(position, position, channel)
-            else:
-                block = KVCacheBlock(num_primary + position, make_index(position, is_secondary=True), channel)
-            block._free_queue = self.eviction_policy.get_fresh_blocks(level)
-            blocks.append(block)
-        return blocks[index]
+    def _make_block(self, block_id: BlockId, fresh: FreshBlocks) -> KVCacheBlock:
+        """The block of an id that is asked for the first time."""
+        channel = self.settings.channel
+        if fresh.level == PLACEHOLDER_LEVEL:
+            return PlaceholderBlock(block_id, channel, fresh)
+        if fresh.level == PRIMARY_LEVEL:
+            return KVCacheBlock(block_id, block_id, channel, fresh)
+        slot = block_id - self.settings.num_primary_blocks
+        return KVCacheBlock(block_id, make_index(slot, is_secondary=True), channel, fresh)
 
     def get_block_by_id(self, block_id: BlockId) -> KVCacheBlock:
         """The block of an id; placeholders of the recurrent window have ids below -1."""
@@ -160,11 +152,17 @@ class WindowBlockManager:
             raise UnknownIdError(
                 f"window {settings.window_size} has no block {block_id}; ids run from 0 to {num_blocks - 1}"
             )
-        return self._make_block(block_id)
+        get_fresh = self.eviction_policy.get_fresh_blocks
+        if block_id < 0:
+            return get_fresh(PLACEHOLDER_LEVEL).get_block(CACHED_BLOCKS_ROOT_ID - 1 - block_id)
+        if block_id < settings.num_primary_blocks:
+            return get_fresh(PRIMARY_LEVEL).get_block(block_id)
+        return get_fresh(SECONDARY_LEVEL).get_block(block_id - settings.num_primary_blocks)
 
     def used_blocks(self) -> list[KVCacheBlock]:
         """Every block object made so far: those ever used or asked for."""
-        return self._primary_blocks + self._secondary_blocks + self._placeholder_blocks
+        levels = (PRIMARY_LEVEL, SECONDARY_LEVEL, PLACEHOLDER_LEVEL)
+        return [block for level in levels for block in self.eviction_policy.get_fresh_blocks(level).blocks]
 
     @property
     def window_size(self) -> WindowSize:
@@ -231,9 +229,7 @@ class WindowBlockManager:
         max_matched_tokens: Sequence[int],
     ) -> list[ClaimResult]:
         """What each request of a batch would take from the cache. Changes nothing."""
-        return self.loader.plan_batch(
-            requests, input_lengths, beam_widths, is_enable_block_reuse, max_matched_tokens
-        )
+        return self.loader.plan_batch(requests, input_lengths, beam_widths, is_enable_block_reuse, max_matched_tokens)
 
     def check_room(self, claims: Sequence[ClaimResult], is_enable_block_reuse: bool) -> None:
         """Raise OutOfBlocksError if a planned batch does not fit. Changes nothing."""
@@ -343,7 +339,7 @@ class WindowBlockManager:
         if self.settings.compatibility:
             for block_id in block_ids:
                 check(0 <= block_id < self.max_num_blocks, f"block id {block_id} is out of range")
-                self.releaser.unpin_blocks([self._make_block(block_id)])
+                self.releaser.unpin_blocks([self.get_block_by_id(block_id)])
             return
         blocks = [self.get_block_by_id(block_id) for block_id in block_ids]
         self.releaser.check_can_unpin(blocks)

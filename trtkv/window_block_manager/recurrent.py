@@ -46,9 +46,7 @@ class RecurrentStates:
     def _keeps_snapshot(self, sequence: GenerationRequest, window: SequenceWindow) -> bool:
         """Whether the last block is cached and must stay as it is."""
         last = window.held[-sequence.beam_width]
-        return last._lookup_node is not None and (
-            self._metadata.save_last_snapshot or not self._settings.compatibility
-        )
+        return last._lookup_node is not None and (self._metadata.save_last_snapshot or not self._settings.compatibility)
 
     def check_can_add_token(self, sequence: GenerationRequest) -> None:
         """Raise what the next allocation would raise, before anything is changed."""
@@ -141,9 +139,9 @@ class RecurrentStates:
         beam_width = sequence.beam_width
         if beam_width == 1:
             return False
-        if not self._settings.compatibility and len({id(block) for block in window.held[-2 * beam_width :]}) > beam_width:
-            return False  # each beam received the snapshot when its live block was taken
         first, *others = window.held[-beam_width:]
+        if not self._settings.compatibility and window.held[-beam_width - 1]._lookup_node is not None:
+            return False  # each beam received the snapshot when its live block was taken
         for block in others:
             self._copy_state(first, block, sequence)
         return True

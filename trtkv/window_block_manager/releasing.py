@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trtkv.block_key import PackedKey
 from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, RequestId
-from trtkv.errors import InvalidInputError, UnknownIdError, check
+from trtkv.errors import InvalidInputError, check
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.generation_request import SequenceWindow
 from trtkv.kv_cache_block import KVCacheBlock
@@ -37,20 +37,10 @@ class BlockReleaser:
         self._scheduling_ref_counts: dict[KVCacheBlock, int] = {}
 
     def release_blocks(self, request_id: RequestId) -> None:
-        """Drop all blocks of a sequence, last first; uncached ones go to the front. C++: releaseBlocks.
-
-        A hot loop: the common case of a block at the default level and priority is the policy's release, inline.
-        """
+        """Drop all blocks of a sequence, last first; uncached ones go to the front. C++: releaseBlocks."""
         window = self._sequences.get_window(request_id)
         del self._sequences.allocated_blocks_per_seq[request_id]
-        release_block = self._policy.release_block
-        for block in reversed(window.held):
-            count = block._ref_count
-            if count:
-                count -= 1
-                block._ref_count = count
-            if not count:
-                release_block(block, block._lookup_node is None)
+        self._policy.release_blocks(reversed(window.held))
         self._clear(window)
 
     @staticmethod
@@ -115,7 +105,7 @@ class BlockReleaser:
         stack = [block]
         while stack:
             current = stack.pop()
-            stack.extend(current.next_blocks)
+            stack.extend(reversed(current.next_blocks))
             subtree.append(current)
         for entry in reversed(subtree):
             if self._settings.compatibility:
@@ -145,7 +135,9 @@ class BlockReleaser:
         if not self._settings.compatibility:
             for block in held:
                 if not block.is_placeholder and counts.get(block, block._ref_count) <= 0:
-                    raise UnknownIdError(f"request {request_id} was already removed in this simulation; start a new one")
+                    raise InvalidInputError(
+                        f"request {request_id} was already removed in this simulation; start a new one"
+                    )
         for block in held:
             if block.is_placeholder:
                 continue
@@ -163,4 +155,3 @@ class BlockReleaser:
     def scheduling_has_free_blocks(self, num_required: int) -> bool:
         """Whether that many blocks are free in the simulation."""
         return self._scheduling_num_free_blocks >= num_required
-

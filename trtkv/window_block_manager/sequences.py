@@ -9,7 +9,7 @@ from trtkv.errors import InvalidInputError, OutOfBlocksError, UnknownIdError, ch
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest, SequenceWindow
 from trtkv.kv_cache_block import KVCacheBlock, create_swa_placeholder
-from trtkv.kv_cache_index import NULL_INDEX, get_slot
+from trtkv.kv_cache_index import NULL_ENTRY, get_slot
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.settings import WindowSettings
 
@@ -30,14 +30,19 @@ def add_block_to_all_beams(block: KVCacheBlock, window: SequenceWindow, beam_wid
 
 
 def table_slot(block: KVCacheBlock) -> int:
-    """Slot as the offset table shows it: without the level, NULL_INDEX for placeholders."""
-    return NULL_INDEX if block.is_placeholder else get_slot(block._memory_pool_block_index)
+    """Slot as the offset table shows it: without the level, NULL_ENTRY for placeholders."""
+    return NULL_ENTRY if block.is_placeholder else get_slot(block._memory_pool_block_index)
 
 
 def write_slots(window: SequenceWindow, beam_width: int) -> None:
     """Write the table entries of all positions. C++: updateSequenceCacheBlockOffsets."""
     for beam_idx in range(beam_width):
-        window.slots[beam_idx] = array("i", [table_slot(block) for block in window.held[beam_idx::beam_width]])
+        blocks = window.held if beam_width == 1 else window.held[beam_idx::beam_width]
+        try:
+            slots = array("i", [block._memory_pool_block_index for block in blocks])
+        except OverflowError:  # a secondary slot or a placeholder among them
+            slots = array("i", [table_slot(block) for block in blocks])
+        window.slots[beam_idx] = slots
 
 
 def write_slot_at(window: SequenceWindow, beam_width: int, block_idx: int) -> None:

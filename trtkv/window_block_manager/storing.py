@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from trtkv.block_key import HashLink, PackedKey, build_block_keys, num_key_tokens
+from trtkv.block_key import HashLink, PackedKey, build_block_keys, num_key_tokens, resolve_hash
 from trtkv.common import PLACEHOLDER_BLOCK_ID, BlockId
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest, SequenceWindow
 from trtkv.kv_cache_block import KVCacheBlock
 from trtkv.kv_cache_event_manager import KVCacheEventManager
 from trtkv.llm_request import LlmRequest
-from trtkv.radix_block_tree import LookupNodePtr
+from trtkv.radix_block_tree import LookupNode, LookupNodePtr
+from trtkv.templated_trie import ChildMap
 from trtkv.window_block_manager.reuse_matching import ReuseMatcher
 from trtkv.window_block_manager.sequences import SequenceBlocks
 from trtkv.window_block_manager.settings import WindowSettings
@@ -40,6 +41,7 @@ class BlockStorer:
         sequences: SequenceBlocks,
         event_manager: KVCacheEventManager | None,
         get_block_by_id: Callable[[BlockId], KVCacheBlock],
+        has_one_channel: bool,
     ) -> None:
         self._settings = settings
         self._matcher = matcher
@@ -47,6 +49,13 @@ class BlockStorer:
         self._sequences = sequences
         self._event_manager = event_manager
         self._get_block_by_id = get_block_by_id
+        self._is_plain = (
+            event_manager is None
+            and settings.channel == 0
+            and not (settings.is_swa or settings.is_recurrent_state)
+            and matcher.tree.root.__class__ is LookupNode
+            and has_one_channel
+        )
 
     def store_blocks(
         self, keys: Sequence[PackedKey], blocks: Sequence[KVCacheBlock], pin_blocks: bool = False
@@ -57,29 +66,28 @@ class BlockStorer:
         sequence's block, from wherever it was. Out-of-window positions are passed. Returns the ids pinned.
         C++: WindowBlockManager::storeBlocks.
         """
-        if not keys or not blocks:
-            return []
-        channel, tokens_per_block = self._settings.channel, self._settings.tokens_per_block
         count = min(len(keys), len(blocks))
-        nodes = self._matcher.tree.insert_nodes(keys[:count] if count < len(keys) else keys)
+        if len(keys) > count:
+            keys = keys[:count]
+        if not pin_blocks and self._is_plain:
+            self._store_plain(keys, blocks)
+            return []
+        nodes = self._matcher.tree.insert_nodes(keys)
         prev: KVCacheBlock = self._matcher.root_block
         stored: list[KVCacheBlock] = []
         pinned: list[BlockId] = []
         for node, block, key in zip(nodes, blocks, keys, strict=False):
-            existing = node.value if channel == 0 else node.get_value(channel)
+            existing = node.get_value(self._settings.channel)
             if existing is not None:
                 prev = existing
             elif block._block_id == PLACEHOLDER_BLOCK_ID:
                 prev = self._nearest_ancestor(node)
             else:
                 block.attach_to_lookup_node(node)
-                block._block_key = key
-                block._is_full = num_key_tokens(key) == tokens_per_block
+                block.set_block_key(key, num_key_tokens(key) == self._settings.tokens_per_block)
                 block._prev_block_in_seq = prev
-                link = block._hash
-                parent_hash = prev._hash
-                if link.__class__ is not HashLink or link.key is not key or link.parent is not parent_hash:  # type: ignore[union-attr]
-                    block._hash = HashLink(key, parent_hash)
+                link: HashLink = (key, prev._hash)
+                block._hash = link if self._event_manager is None else resolve_hash(link)
                 stored.append(block)
                 prev = block
             if pin_blocks and not block.is_placeholder:
@@ -89,6 +97,56 @@ class BlockStorer:
             if real:
                 self._event_manager.enqueue_stored_event(real, self._settings.window_size)
         return pinned
+
+    def _store_plain(self, keys: Sequence[PackedKey], blocks: Sequence[KVCacheBlock]) -> None:
+        """``store_blocks`` without pins, events, placeholders and hash-map order: the hot loop of a replay.
+
+        Once a node is missing all later ones are new, so they are chained without looking.
+        """
+        node: LookupNodePtr = self._matcher.tree.root
+        prev = self._matcher.root_block
+        index = 0
+        for key, block in zip(keys, blocks, strict=False):
+            children = node.children
+            if children.__class__ is ChildMap:
+                child = children.get(key)
+            else:
+                child = children if children is not None and children.key == key else None
+            if child is None:
+                break
+            node = child
+            index += 1
+            existing = node.value
+            if existing is None:
+                self._attach(block, node, key, prev)
+                existing = block
+            prev = existing
+        for key, block in zip(keys[index:], blocks[index : len(keys)], strict=True):
+            if block._lookup_node is not None:
+                block.detach_from_lookup_node()
+            block.become_node(key)
+            if node.children is None:
+                block.parent = node
+                node.children = block
+            else:
+                node.link_node(block)
+            self._set_key_and_hash(block, key, prev)
+            node = prev = block
+
+    def _attach(self, block: KVCacheBlock, node: LookupNodePtr, key: PackedKey, prev: KVCacheBlock) -> None:
+        """Make a block the value of a free node; what admission has already set stays."""
+        block.attach_to_lookup_node(node)
+        self._set_key_and_hash(block, key, prev)
+
+    def _set_key_and_hash(self, block: KVCacheBlock, key: PackedKey, prev: KVCacheBlock) -> None:
+        if block._block_key is not key:
+            block._block_key = key
+            block._is_full = num_key_tokens(key) == self._settings.tokens_per_block
+        block._prev_block_in_seq = prev
+        link = block._hash
+        parent = prev._hash
+        if isinstance(link, int) or link[0] is not key or link[1] is not parent:
+            block._hash = (key, parent)
 
     def _nearest_ancestor(self, node: LookupNodePtr) -> KVCacheBlock:
         ancestor = node.parent
@@ -110,13 +168,13 @@ class BlockStorer:
         """Store the full blocks computed so far. C++: storeContextBlocks."""
         window = sequence.get_window(self._settings.window_size)
         keys = build_block_keys(request, self._settings.tokens_per_block, usable_tokens(request), False)
-        blocks = window.held[:: sequence.beam_width]
+        blocks = window.held if sequence.beam_width == 1 else window.held[:: sequence.beam_width]
         if self._settings.compatibility and self._settings.is_swa:
             blocks = self._visible_blocks(window, len(keys))
         self.store_blocks(keys, blocks)
 
     def _visible_blocks(self, window: SequenceWindow, limit: int) -> list[KVCacheBlock]:
-        """Blocks by the visible ids up to the first placeholder, detached and recycled ones included (a recorded fault)."""
+        """Blocks by the visible ids up to the first placeholder: a recorded fault, recycled ones are included."""
         result = []
         for position, block_id in enumerate(window.block_ids[0][:limit]):
             if block_id == PLACEHOLDER_BLOCK_ID:

@@ -1,0 +1,48 @@
+"""Settings a user writes: sampling limits of one sequence and sizes of one scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trtkv.errors import ConfigurationError, InvalidInputError
+
+MIN_TEMPERATURE = 1e-10
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """When a sequence ends; the temperature is carried along for a sampler."""
+
+    temperature: float = 1.0
+    """Above 1e-10: the sampler divides by it."""
+    max_tokens: int = 64
+    """Generated tokens at most, at least 1."""
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.temperature > MIN_TEMPERATURE:
+            raise InvalidInputError(f"temperature must be above {MIN_TEMPERATURE}, got {self.temperature}")
+        if self.max_tokens < 1:
+            raise InvalidInputError(f"max_tokens must be at least 1, got {self.max_tokens}")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Sizes of a scheduler and of the pool it owns."""
+
+    num_kvcache_blocks: int
+    """Blocks in the pool."""
+    kvcache_block_size: int = 256
+    """Tokens in a block."""
+    max_num_seqs: int = 512
+    """Sequences in one step at most."""
+    max_num_batched_tokens: int = 16384
+    """Prompt tokens in one prefill step at most."""
+    eos: int = -1
+    """Token that ends a sequence; -1 for none."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_kvcache_blocks", "kvcache_block_size", "max_num_seqs", "max_num_batched_tokens"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ConfigurationError(f"{name} must be at least 1, got {value}")
