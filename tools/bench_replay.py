@@ -190,10 +190,10 @@ def side_by_side(
 
 
 def to_table(measurements: Sequence[Measurement], title: str) -> Table:
-    """A row per system and number of requests."""
-    table = Table(title=title, title_justify="left")
+    """A row per system and number of requests; phases in seconds, hits in share of prompt tokens."""
+    table = Table(title=f"{title}; seconds", title_justify="left")
     table.add_column("system", no_wrap=True)
-    for column in ("requests", *(f"{phase} s" for phase in PHASES), "total s", "us a request", "token hits"):
+    for column in ("requests", *PHASES, "total", "us/request", "hits"):
         table.add_column(column, justify="right", no_wrap=True)
     for run in measurements:
         per_request = run.total / max(1, run.requests) * 1e6
