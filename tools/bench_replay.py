@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -191,7 +192,7 @@ def side_by_side(
 
 def to_table(measurements: Sequence[Measurement], title: str) -> Table:
     """A row per system and number of requests; phases in seconds, hits in share of prompt tokens."""
-    table = Table(title=f"{title}; seconds", title_justify="left")
+    table = Table(title=f"{title}; seconds", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("system", no_wrap=True)
     for column in ("requests", *PHASES, "total", "us/request", "hits"):
         table.add_column(column, justify="right", no_wrap=True)
