@@ -307,16 +307,15 @@ class LlmRequest:
         """Prompt tokens found in the cache at admission."""
         return self._prepopulated_prompt_len
 
-    def set_prepopulated_prompt_len(self, length: int, tokens_per_block: int) -> None:
-        """Record a cache match: move the position behind it and end the chunk on a block boundary."""
+    def check_prepopulated_prompt_len(self, length: int, tokens_per_block: int) -> int:
+        """The chunk that a cache match of this length would leave; raises if there is none. Changes nothing."""
         if length >= self._prompt_len:
             raise InvalidInputError(
                 f"prepopulated length {length} of request {self.request_id} leaves nothing of its "
                 f"{self._prompt_len} prompt tokens to compute; give at most {self._prompt_len - 1}"
             )
         if length <= 0:
-            self._prepopulated_prompt_len = length
-            return
+            return self._context_chunk_size
         chunk = self.context_chunk_size
         if length + chunk < self._prompt_len:
             chunk = (length + chunk) // tokens_per_block * tokens_per_block - length
@@ -325,9 +324,15 @@ class LlmRequest:
                 f"the chunk of request {self.request_id} would end before its {length} cached tokens; "
                 f"give chunks of whole blocks of {tokens_per_block} tokens"
             )
+        return chunk
+
+    def set_prepopulated_prompt_len(self, length: int, tokens_per_block: int) -> None:
+        """Record a cache match: move the position behind it and end the chunk on a block boundary."""
+        chunk = self.check_prepopulated_prompt_len(length, tokens_per_block)
         self._prepopulated_prompt_len = length
-        self._context_current_position = length
-        self.set_context_chunk_size(chunk)
+        if length > 0:
+            self._context_current_position = length
+            self.set_context_chunk_size(chunk)
 
     @property
     def estimated_reusable_tokens(self) -> int:

@@ -17,7 +17,7 @@ def hit_rate(reused: int, missed: int) -> float:
 class KvCacheStats:
     """Totals since construction, summed over windows. C++: KvCacheStats.
 
-    ``max_num_blocks`` counts primary and secondary blocks, ``free_num_blocks`` primary ones only.
+    Block counts without a prefix are those of the primary level.
     """
 
     max_num_blocks: int = 0
@@ -33,6 +33,8 @@ class KvCacheStats:
     num_free_blocks_per_window_size: dict[WindowSize, int] = field(default_factory=dict)
     allocated_bytes: int = 0
     """Bytes of the primary pools."""
+    secondary_max_num_blocks: int = 0
+    secondary_free_num_blocks: int = 0
 
 
 @dataclass(slots=True)

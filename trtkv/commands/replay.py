@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
@@ -117,10 +118,14 @@ def _show(result: ReplayResult, json_file: str | None) -> None:
 
 
 def _check_writable(path: str | None) -> None:
-    """Fail before a long run rather than after it; a file that exists keeps its content for now."""
-    if path is not None and path != "-":
-        with open(path, "a", encoding="utf-8"):
-            pass
+    """Fail before a long run rather than after it. Leaves no new file and no changed one behind."""
+    if path is None or path == "-":
+        return
+    is_new = not os.path.exists(path)
+    with open(path, "a", encoding="utf-8"):
+        pass
+    if is_new:
+        os.unlink(path)
 
 
 _FACTORS = {"k": 10**3, "m": 10**6, "g": 10**9}

@@ -29,7 +29,7 @@ def print_report(result: ReplayResult, console: Console | None = None) -> None:
     console = console or Console()
     console.print(_counts_table(result))
     console.print(_rates_table(result))
-    for line in notes(result):
+    for line in [*_definitions(result), *notes(result)]:
         console.print(line, markup=False, highlight=False)
 
 
@@ -81,9 +81,10 @@ def progress_bar(total: int) -> Iterator[Callable[[int], None] | None]:
 
 def _counts_table(result: ReplayResult) -> Table:
     from rich.table import Table
+    from rich.text import Text
 
     config, counts = result.config, result.counts
-    table = Table(title=f"Replay of {result.trace.name}", title_justify="left", show_header=False)
+    table = Table(title=Text(f"Replay of {result.trace.name}"), title_justify="left", show_header=False)
     table.add_column("what")
     table.add_column("value", justify="right")
     capacity = "unlimited" if config.capacity_tokens is None else _count(config.capacity_tokens)
@@ -127,17 +128,24 @@ def _rates_table(result: ReplayResult) -> Table:
     from rich.table import Table
 
     table = Table(title="Rates", title_justify="left")
-    table.add_column("rate")
-    table.add_column("value", justify="right")
-    table.add_column("numerator", justify="right")
-    table.add_column("denominator", justify="right")
-    table.add_column("definition", overflow="fold")
+    table.add_column("rate", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("numerator", justify="right", no_wrap=True)
+    table.add_column("denominator", justify="right", no_wrap=True)
     rows = [(rate.name, rate) for rate in result.rates]
     if len(result.windows) > 1:
-        rows += [(f"block_hit_rate, window {window.window_size}", window.hit_rate) for window in result.windows]
+        rows += [(f"{window.hit_rate.name}, {window.window_size}", window.hit_rate) for window in result.windows]
     for name, rate in rows:
-        table.add_row(name, _percent(rate), _number(rate.numerator), _count(rate.denominator), rate.definition)
+        table.add_row(name, _percent(rate), _number(rate.numerator), _count(rate.denominator))
     return table
+
+
+def _definitions(result: ReplayResult) -> list[str]:
+    lines = [f"{rate.name}: {rate.definition}" for rate in result.rates]
+    if len(result.windows) > 1:
+        rate = result.windows[0].hit_rate
+        lines.append(f"{rate.name}, N: {rate.definition}; N is the window in tokens")
+    return lines
 
 
 def _percent(rate: Rate) -> str:

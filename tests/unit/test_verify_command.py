@@ -1,0 +1,46 @@
+"""The command ``trtkv verify``: output and exit status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.verify_rows import BUBBLE, HEADER, write_lines
+
+
+def run_command(*args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trtkv", "verify", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_equal_programs_exit_with_0(tmp_path: Path) -> None:
+    write_lines(tmp_path / "p.jsonl", HEADER, BUBBLE)
+    done = run_command(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1].split() == ["g", "1", "1", "0", "0"]
+
+
+def test_mismatch_exits_with_1_and_writes_the_report(tmp_path: Path) -> None:
+    write_lines(tmp_path / "p.jsonl", HEADER, {**BUBBLE, "ret": 0})
+    done = run_command(tmp_path, "--json", tmp_path / "report.json")
+    assert done.returncode == 1, done.stderr
+    assert "op 1, get_sink_bubble_length: ret" in done.stdout
+    assert json.loads((tmp_path / "report.json").read_text())["total"]["mismatches"] == 1
+
+
+def test_report_on_standard_output_stands_alone(tmp_path: Path) -> None:
+    write_lines(tmp_path / "p.jsonl", HEADER, {**BUBBLE, "ret": 0})
+    done = run_command(tmp_path, "--json", "-")
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)["failures"][0]["first_mismatch"]["got"] == 3
+
+
+def test_bad_input_exits_with_2(tmp_path: Path) -> None:
+    write_lines(tmp_path / "p.jsonl", HEADER, {**BUBBLE, "op": "get_bubble"})
+    for path in (tmp_path, tmp_path / "missing.jsonl"):
+        done = run_command(path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert str(path) in done.stderr
+    assert "p.jsonl:2: op is 'get_bubble'" in run_command(tmp_path).stderr

@@ -1,0 +1,163 @@
+"""Replays the recorded reference runs and compares every count.
+
+Needs the folder with reference runs and public traces: --shared, TRTKV_SHARED, or ``shared`` beside the repository.
+Run: ``python tools/check_reference_runs.py [--jobs 2] [--select trace=sharegpt-llama tokens_per_block=16 ...]``.
+Prints a line per run; exit code 0 if all are equal, 1 if one differs, 2 if there is nothing to compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from trtkv.replay.formats import read_trace
+from trtkv.replay.replay_config import ReplayConfig
+from trtkv.replay.replay_result import replay_trace
+from trtkv.replay.trace import RequestTrace
+
+Run = dict[str, Any]
+
+RUN_FILES: Final = ("reference_runs.json", "reference_runs_windows.json")
+SETTINGS: Final = (
+    "trace",
+    "window",
+    "full_attention_too",
+    "tokens_per_block",
+    "capacity_tokens",
+    "host_tokens",
+    "live",
+    "partial_reuse",
+)
+COUNTS: Final = (
+    "requests",
+    "prompt_tokens",
+    "prompt_blocks",
+    "decode_calls",
+    "alloc_total",
+    "reused",
+    "missed",
+    "prepopulated_tokens",
+)
+
+
+class TraceSource(NamedTuple):
+    """Where the trace of a reference run lies and how it is read."""
+
+    path: str
+    block_size: int | None = None
+    limit: int | None = None
+
+
+SOURCES: Final = {
+    "conversation": TraceSource("mooncake/conversation_trace.jsonl", block_size=512),
+    "conversation-2000": TraceSource("mooncake/conversation_trace.jsonl", block_size=512, limit=2000),
+    "synthetic": TraceSource("mooncake/synthetic_trace.jsonl", block_size=512),
+    "sharegpt-llama": TraceSource("sharegpt/sharegpt-llama-3.1-8b-300-sps10.jsonl"),
+}
+
+
+class Outcome(NamedTuple):
+    """A compared run."""
+
+    run: Run
+    counts: dict[str, int]
+    seconds: float
+
+    @property
+    def differences(self) -> list[str]:
+        """Counts that differ, as text."""
+        return [
+            f"{name} expected {self.run[name]} got {self.counts[name]}"
+            for name in COUNTS
+            if self.run[name] != self.counts[name]
+        ]
+
+
+def load_runs(shared: Path, selection: Sequence[str] = ()) -> list[Run]:
+    """Reference runs whose settings equal every ``name=value`` of the selection (window=None: full attention)."""
+    runs = [run for name in RUN_FILES for run in json.loads((shared / "reference" / name).read_text())]
+    for item in selection:
+        name, _, text = item.partition("=")
+        if name not in SETTINGS:
+            raise SystemExit(f"--select {item}: no such setting; known are {', '.join(SETTINGS)}")
+        runs = [run for run in runs if str(run.get(name)).lower() == text.lower()]
+    return runs
+
+
+@cache
+def load_trace(shared: Path, name: str) -> RequestTrace:
+    """The trace of that name; each process reads it once."""
+    source = SOURCES[name]
+    return read_trace(shared / "traces" / source.path, block_size=source.block_size, limit=source.limit)
+
+
+def config_of(run: Run, compatibility: bool) -> ReplayConfig:
+    """Settings of a reference run."""
+    windows: tuple[int | None, ...] = (None,)
+    if "window" in run:
+        windows = (run["window"], None) if run["full_attention_too"] else (run["window"],)
+    names = ("tokens_per_block", "capacity_tokens", "host_tokens", "live", "partial_reuse")
+    return ReplayConfig(**{name: run[name] for name in names}, windows=windows, compatibility=compatibility)
+
+
+def compare(run: Run, shared: Path, compatibility: bool = False) -> Outcome:
+    """Replay one run."""
+    trace = load_trace(shared, run["trace"])
+    start = perf_counter()
+    report = replay_trace(trace, config_of(run, compatibility))[0].to_json()
+    counts = {name: int(str(report[name])) for name in COUNTS}
+    return Outcome(run, counts, perf_counter() - start)
+
+
+def compare_all(runs: Iterable[Run], shared: Path, jobs: int, compatibility: bool) -> Iterator[Outcome]:
+    """Outcomes in the order of the runs."""
+    work = partial(compare, shared=shared, compatibility=compatibility)
+    if jobs == 1:
+        yield from map(work, runs)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(work, runs)
+
+
+def print_outcome(outcome: Outcome) -> None:
+    """One line: settings, seconds, equal or what differs."""
+    settings = " ".join(f"{name}={outcome.run[name]}" for name in SETTINGS if name in outcome.run)
+    verdict = "; ".join(outcome.differences) or "equal"
+    print(f"{settings}  {outcome.seconds:.1f} s  {verdict}", flush=True)
+
+
+def main() -> int:
+    """Parse arguments, compare, print; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shared", type=Path, help="folder with reference/ and traces/")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--select", nargs="*", default=[], metavar="NAME=VALUE", help="only runs with these settings")
+    parser.add_argument("--compatibility", action="store_true", help="with the manager's compatibility mode")
+    arguments = parser.parse_args()
+    default = Path(__file__).resolve().parent.parent.parent / "shared"
+    shared = (arguments.shared or Path(os.environ.get("TRTKV_SHARED") or default)).resolve()
+    if not shared.is_dir():
+        parser.error(f"no folder {shared}; name it with --shared")
+    runs = load_runs(shared, arguments.select)
+    if not runs:
+        parser.error("the selection leaves no run")
+    num_different = 0
+    for outcome in compare_all(runs, shared, arguments.jobs, arguments.compatibility):
+        print_outcome(outcome)
+        num_different += bool(outcome.differences)
+    print(f"{len(runs)} runs, {num_different} different")
+    return 1 if num_different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,421 @@
+"""Block keys: what makes two blocks of tokens the same, and the 64-bit hash that events carry.
+
+Inside the tree a key is *packed* so that hashing and comparing run in C: the plain case is the bytes of
+the block's little-endian int32 tokens, any constraint (extra ids, LoRA id, salt, multimodal content)
+turns it into a tuple that starts with those bytes. One builder serves admission, probes, storing and events.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, TypeAlias, TypeVar, cast
+
+from trtkv.errors import InvalidInputError, check
+from trtkv.llm_request import LlmRequest, MultimodalInput
+
+_MASK64: Final = (1 << 64) - 1
+_MASK32: Final = (1 << 32) - 1
+_PARENT_FACTOR: Final = 0xBF58476D1CE4E5B9
+_GOLDEN: Final = 0x9E3779B9
+
+T = TypeVar("T")
+
+
+class MmKey(NamedTuple):
+    """Part of a multimodal item inside a block: content hash, first overlapping token of the item, name."""
+
+    hash: bytes
+    start_offset: int
+    uuid: str | None
+
+
+ConstrainedKey: TypeAlias = "tuple[bytes, bytes | None, int | None, str | None, tuple[MmKey, ...]]"
+"""Token bytes, extra-id bytes (None: not used), LoRA id, salt, multimodal keys."""
+
+PackedKey: TypeAlias = "bytes | ConstrainedKey"
+
+EMPTY_KEY: Final = b""
+
+
+def token_bytes(key: PackedKey) -> bytes:
+    """Little-endian int32 tokens of a packed key."""
+    return key if key.__class__ is bytes else key[0]  # type: ignore[return-value]
+
+
+def num_key_tokens(key: PackedKey) -> int:
+    """Tokens in a packed key."""
+    return len(token_bytes(key)) >> 2
+
+
+def first_token_of(key: PackedKey) -> object:
+    """Everything two keys must share before a partial match is possible: constraints and first token."""
+    if isinstance(key, bytes):
+        return key[:4]
+    tokens, extra_ids, *constraints = key
+    return (tokens[:4], None if extra_ids is None else extra_ids[:8], *constraints)
+
+
+def num_matching_tokens(key: PackedKey, other: PackedKey) -> int:
+    """Leading tokens two keys share; 0 unless all their constraints are equal. C++: BlockKey::numMatchingTokens."""
+    if isinstance(key, bytes) and isinstance(other, bytes):
+        return _common_units(key, other, 4)
+    if isinstance(key, bytes) or isinstance(other, bytes) or key[2:] != other[2:]:
+        return 0
+    if (key[1] is None) != (other[1] is None):
+        return 0
+    matched = _common_units(key[0], other[0], 4)
+    if key[1] is not None and other[1] is not None:
+        matched = min(matched, _common_units(key[1], other[1], 8))
+    return matched
+
+
+def _common_units(left: bytes, right: bytes, width: int) -> int:
+    """Leading units of ``width`` bytes that are equal; one big-integer XOR instead of a loop over tokens."""
+    size = min(len(left), len(right))
+    difference = int.from_bytes(left[:size], "little") ^ int.from_bytes(right[:size], "little")
+    if not difference:
+        return size // width
+    return ((difference & -difference).bit_length() - 1) // (8 * width)
+
+
+def supports_partial_matching(key: PackedKey) -> bool:
+    """Multimodal blocks match as a whole or not at all. C++: BlockKey::supportsPartialMatching."""
+    return key.__class__ is bytes or not key[4]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKey:
+    """Readable form of a key. C++: BlockKey. ``packed`` and ``unpack`` convert to and from the tree's form."""
+
+    tokens: tuple[int, ...]
+    extra_ids: tuple[int, ...] | None = None
+    lora_task_id: int | None = None
+    cache_salt: str | None = None
+    extra_keys: tuple[MmKey, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.extra_ids is not None and len(self.extra_ids) != len(self.tokens):
+            raise InvalidInputError(f"{len(self.extra_ids)} extra ids for {len(self.tokens)} tokens; give one per token")
+
+    @property
+    def uses_extra_ids(self) -> bool:
+        """Whether extra ids were given, even if all are 0."""
+        return self.extra_ids is not None
+
+    @property
+    def packed(self) -> PackedKey:
+        """The form kept in the tree."""
+        extra = None if self.extra_ids is None else array("Q", self.extra_ids).tobytes()
+        tokens = array("i", self.tokens).tobytes()
+        return _pack(tokens, extra, self.lora_task_id, self.cache_salt, self.extra_keys)
+
+    @classmethod
+    def unpack(cls, key: PackedKey) -> BlockKey:
+        """The readable form of a packed key."""
+        tokens = tuple(array("i", token_bytes(key)))
+        if isinstance(key, bytes):
+            return cls(tokens)
+        extra = None if key[1] is None else tuple(array("Q", key[1]))
+        return cls(tokens, extra, key[2], key[3], key[4])
+
+    @property
+    def supports_partial_matching(self) -> bool:
+        """Multimodal blocks match as a whole or not at all."""
+        return not self.extra_keys
+
+    def num_matching_tokens(self, other: BlockKey) -> int:
+        """Leading tokens shared with another key; 0 unless all constraints are equal."""
+        return num_matching_tokens(self.packed, other.packed)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the key."""
+        return len(self.tokens)
+
+    def shorten(self, new_num_tokens: int) -> BlockKey:
+        """The key of the first tokens."""
+        if not 0 <= new_num_tokens <= len(self.tokens) or self.extra_keys:
+            raise InvalidInputError(
+                f"cannot shorten a key of {len(self.tokens)} tokens to {new_num_tokens}; "
+                "give 0 up to its length, and a key without multimodal content"
+            )
+        extra = None if self.extra_ids is None else self.extra_ids[:new_num_tokens]
+        return replace(self, tokens=self.tokens[:new_num_tokens], extra_ids=extra)
+
+    def hash(self, parent_hash: int = 0) -> int:
+        """64-bit hash chained to the parent's. C++: BlockKeyHasher::hash."""
+        return hash_block_key(self.packed, parent_hash)
+
+
+def _pack(
+    tokens: bytes,
+    extra_ids: bytes | None,
+    lora_task_id: int | None,
+    cache_salt: str | None,
+    extra_keys: tuple[MmKey, ...],
+) -> PackedKey:
+    if extra_ids is None and lora_task_id is None and cache_salt is None and not extra_keys:
+        return tokens
+    return (tokens, extra_ids, lora_task_id, cache_salt, extra_keys)
+
+
+# -- hash -------------------------------------------------------------------------------------------
+
+
+def hash_salt(cache_salt: str) -> int:
+    """64-bit hash of a salt string: MurmurHash64A with the seed of the C++ standard library used by the reference."""
+    data = cache_salt.encode()
+    factor = 0xC6A4A7935BD1E995
+    value = 0xC70F6907 ^ (len(data) * factor & _MASK64)
+    for start in range(0, len(data) & ~7, 8):
+        word = int.from_bytes(data[start : start + 8], "little") * factor & _MASK64
+        value = (value ^ ((word ^ word >> 47) * factor & _MASK64)) * factor & _MASK64
+    if len(data) & 7:
+        value = (value ^ int.from_bytes(data[len(data) & ~7 :], "little")) * factor & _MASK64
+    value = (value ^ value >> 47) * factor & _MASK64
+    return value ^ value >> 47
+
+
+def _mix64(value: int, seed: int) -> int:
+    value &= _MASK64
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK64
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK64
+    value ^= value >> 31
+    return (seed ^ (value + _GOLDEN + (seed << 6) + (seed >> 2))) & _MASK64
+
+
+def _mix32(value: int, seed: int) -> int:
+    value = (value >> 16 ^ value) * 0x45D9F3B & _MASK32
+    value = (value >> 16 ^ value) * 0x45D9F3B & _MASK32
+    value = value >> 16 ^ value
+    return (seed ^ ((value + _GOLDEN & _MASK32) + (seed << 6) + (seed >> 2))) & _MASK64
+
+
+def hash_block_key(key: PackedKey, parent_hash: int = 0) -> int:
+    """64-bit hash of a packed key, chained to the hash of its parent (0 for the first block).
+
+    The salt counts only where the parent hash is 0. C++: BlockKeyHasher::hash.
+    """
+    tokens = array("I", token_bytes(key))
+    seed = len(tokens) ^ (parent_hash * _PARENT_FACTOR & _MASK64)
+    if isinstance(key, bytes):
+        for token in tokens:
+            seed = _mix32(token, seed)
+        return seed
+    _, extra_ids, lora_task_id, cache_salt, extra_keys = key
+    if parent_hash == 0 and cache_salt is not None:
+        seed = _mix64(hash_salt(cache_salt), seed)
+    extras = None if extra_ids is None else array("Q", extra_ids)
+    for index, token in enumerate(tokens):
+        seed = _mix32(token, seed)
+        if extras is not None:
+            seed = _mix64(extras[index], seed)
+    if lora_task_id is not None:
+        seed = _mix64(lora_task_id, seed)
+    for mm_key in extra_keys:
+        for word in array("I", mm_key.hash):
+            seed = _mix32(word, seed)
+        seed = _mix64(mm_key.start_offset, seed)
+    return seed
+
+
+class HashLink:
+    """A chain hash not computed yet: a key and the hash (or link) of its predecessor at that moment.
+
+    Links never change what they stand for, so a stale hash keeps the value it had; computing one caches
+    the number and lets go of the predecessor.
+    """
+
+    __slots__ = ("key", "parent", "value")
+
+    def __init__(self, key: PackedKey, parent: HashLink | int) -> None:
+        self.key = key
+        self.parent: HashLink | int = parent
+        self.value: int | None = None
+
+    def get(self) -> int:
+        """The hash; walks back iteratively to the nearest link that is already computed."""
+        if self.value is not None:
+            return self.value
+        pending: list[HashLink] = []
+        link: HashLink | int = self
+        while isinstance(link, HashLink) and link.value is None:
+            pending.append(link)
+            link = link.parent
+        value = link if isinstance(link, int) else cast(int, link.value)
+        for entry in reversed(pending):
+            value = hash_block_key(entry.key, value)
+            entry.value = value
+            entry.parent = 0
+        return value
+
+
+# -- building keys ------------------------------------------------------------------------------------
+
+
+def chop_vector_into_blocks(
+    vec: Sequence[T], usable_size: int, elements_per_block: int, allow_partial: bool
+) -> list[Sequence[T]]:
+    """Cut the first ``usable_size`` elements into blocks; the last may be shorter if allowed."""
+    if usable_size <= 0:
+        return []
+    if usable_size > len(vec):
+        raise InvalidInputError(f"usable size {usable_size} exceeds the {len(vec)} elements given")
+    end = usable_size if allow_partial else usable_size - usable_size % elements_per_block
+    return [vec[start : min(start + elements_per_block, end)] for start in range(0, end, elements_per_block)]
+
+
+class _BlockKeyCache:
+    """Keys of the full blocks of beam 0, so that admission, storing and removal build each key once."""
+
+    __slots__ = ("keys", "tokens_per_block")
+
+    def __init__(self, tokens_per_block: int) -> None:
+        self.tokens_per_block = tokens_per_block
+        self.keys: list[PackedKey] = []
+
+
+def build_block_keys(
+    request: LlmRequest, tokens_per_block: int, usable_size: int, allow_partial: bool
+) -> list[PackedKey]:
+    """Packed keys of the first ``usable_size`` tokens of beam 0, block by block. C++: buildBlockKeys."""
+    if usable_size <= 0:
+        return []
+    tokens = request.get_tokens(0)
+    if usable_size > len(tokens):
+        raise InvalidInputError(
+            f"request {request.request_id} has {len(tokens)} tokens, {usable_size} were asked for; "
+            "give an input length of at most its tokens plus one"
+        )
+    cache = request._block_key_cache
+    if cache.__class__ is not _BlockKeyCache or cache.tokens_per_block != tokens_per_block:  # type: ignore[attr-defined]
+        cache = request._block_key_cache = _BlockKeyCache(tokens_per_block)
+    cached: list[PackedKey] = cache.keys  # type: ignore[attr-defined]
+    num_full = usable_size // tokens_per_block
+    if num_full > len(cached):
+        cached += _slice_keys(request, tokens, len(cached), len(tokens) // tokens_per_block, tokens_per_block)
+    keys = cached[:num_full]
+    end = num_full * tokens_per_block
+    if allow_partial and usable_size > end:
+        keys.append(_make_key(request, tokens, end, usable_size))
+    return keys
+
+
+def build_block_keys_of(
+    request: LlmRequest, tokens: array[int], tokens_per_block: int, usable_size: int, allow_partial: bool
+) -> list[PackedKey]:
+    """Packed keys of other tokens of the request, such as its encoder tokens, under the same constraints."""
+    if usable_size > len(tokens):
+        raise InvalidInputError(
+            f"request {request.request_id} has {len(tokens)} such tokens, {usable_size} were asked for; "
+            "give an input length of at most its tokens plus one"
+        )
+    end = usable_size if allow_partial else usable_size - usable_size % tokens_per_block
+    return [
+        _make_key(request, tokens, start, min(start + tokens_per_block, end))
+        for start in range(0, end, tokens_per_block)
+    ]
+
+
+def make_empty_key(request: LlmRequest, position: int) -> PackedKey:
+    """Key without tokens, for a last block whose only token is the one never looked up."""
+    return _make_key(request, array("i"), position, position)
+
+
+def is_plain(request: LlmRequest) -> bool:
+    """Whether the request's keys are its tokens alone."""
+    return (
+        request.lora_task_id is None
+        and request.cache_salt is None
+        and request.input_token_extra_ids is None
+        and request.multimodal_input is None
+    )
+
+
+def _slice_keys(
+    request: LlmRequest, tokens: array[int], first: int, last: int, tokens_per_block: int
+) -> list[PackedKey]:
+    if is_plain(request):
+        width = tokens_per_block * 4
+        data = tokens.tobytes() if first == 0 else tokens[first * tokens_per_block :].tobytes()
+        return [data[start : start + width] for start in range(0, (last - first) * width, width)]
+    return [
+        _make_key(request, tokens, index * tokens_per_block, (index + 1) * tokens_per_block)
+        for index in range(first, last)
+    ]
+
+
+def _make_key(request: LlmRequest, tokens: array[int], start: int, end: int) -> PackedKey:
+    data = tokens[start:end].tobytes()
+    if is_plain(request):
+        return data
+    extra_ids = request.input_token_extra_ids
+    extra = None
+    if extra_ids is not None:
+        extra = extra_ids[start:end].tobytes().ljust(8 * (end - start), b"\0")
+    mm = request.multimodal_input
+    extra_keys = () if mm is None else tuple(generate_block_hash_extra_keys(mm, start, end))
+    return _pack(data, extra, request.lora_task_id, request.cache_salt, extra_keys)
+
+
+def generate_block_hash_extra_keys(
+    mm: MultimodalInput, start_token_idx: int, end_token_idx: int
+) -> list[MmKey]:
+    """Multimodal keys of the block [start, end). C++: generateBlockHashExtraKeys.
+
+    Complete and well-formed run data decide; otherwise positions and lengths do, if there are as many as items.
+    """
+    if _has_valid_runs(mm):
+        return _run_keys(mm, start_token_idx, end_token_idx)
+    positions, lengths = mm.positions, mm.lengths
+    if not positions or not lengths or not len(mm.hashes) == len(positions) == len(lengths):
+        return []
+    return [
+        MmKey(_hash_bytes(mm.hashes[item]), max(0, start_token_idx - position), _uuid(mm, item))
+        for item, (position, length) in enumerate(zip(positions, lengths, strict=True))
+        if length > 0 and end_token_idx > position and start_token_idx < position + length
+    ]
+
+
+def _has_valid_runs(mm: MultimodalInput) -> bool:
+    offsets, positions, lengths = mm.item_run_cu_offsets, mm.run_positions, mm.run_lengths
+    if not mm.hashes or offsets is None or positions is None or lengths is None:
+        return False
+    return (
+        len(offsets) == len(mm.hashes) + 1
+        and offsets[0] == 0
+        and offsets[-1] == len(positions) == len(lengths)
+        and all(begin <= end for begin, end in zip(offsets, offsets[1:], strict=False))
+        and all(position >= 0 for position in positions)
+        and all(length > 0 for length in lengths)
+    )
+
+
+def _run_keys(mm: MultimodalInput, start_token_idx: int, end_token_idx: int) -> list[MmKey]:
+    offsets = cast("Sequence[int]", mm.item_run_cu_offsets)
+    positions = cast("Sequence[int]", mm.run_positions)
+    lengths = cast("Sequence[int]", mm.run_lengths)
+    result = []
+    for item, content in enumerate(mm.hashes):
+        item_offset = 0
+        for run in range(offsets[item], offsets[item + 1]):
+            begin, end = positions[run], positions[run] + lengths[run]
+            if end_token_idx > begin and start_token_idx < end:
+                offset = item_offset + max(start_token_idx, begin) - begin
+                result.append(MmKey(_hash_bytes(content), offset, _uuid(mm, item)))
+            item_offset += lengths[run]
+    return result
+
+
+def _uuid(mm: MultimodalInput, item: int) -> str | None:
+    return mm.uuids[item] if mm.uuids is not None and item < len(mm.uuids) else None
+
+
+def _hash_bytes(words: Sequence[int]) -> bytes:
+    if len(words) != 8:
+        raise InvalidInputError(f"a multimodal hash has {len(words)} words; give 8 words of 32 bits")
+    result = b"".join((word & _MASK32).to_bytes(4, "big") for word in words)
+    check(len(result) == 32, "a multimodal hash must have 32 bytes")
+    return result

@@ -1,0 +1,39 @@
+"""``trtkv verify``: replay recorded programs on the port and compare them value by value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXIT_DIFFERENT = 1
+
+
+def verify(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH...", help="Programs (format trtkv.ops), or folders with *.jsonl files."),
+    ],
+    jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes to use.")] = 1,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write a JSON report; with - it takes the place of the text."),
+    ] = None,
+) -> None:
+    """Replay recorded programs on this manager and compare every answer, error and observation.
+
+    Exit status: 0 all equal, 1 something differs or cannot run here, 2 the input cannot be read.
+    """
+    from trtkv.verify.report import write_json, write_text
+    from trtkv.verify.runner import find_programs, verify_programs
+
+    results = list(verify_programs(find_programs(paths), jobs))
+    if json_file is not None and str(json_file) == "-":
+        typer.echo(write_json(results), nl=False)
+    else:
+        typer.echo(write_text(results), nl=False)
+        if json_file is not None:
+            json_file.write_text(write_json(results), encoding="ascii")
+    if not all(result.is_equal for result in results):
+        raise typer.Exit(EXIT_DIFFERENT)

@@ -1,0 +1,301 @@
+"""Which free block is taken next: lowest priority first, and within a priority the longest free one."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from sortedcontainers import SortedDict
+
+from trtkv.common import (
+    CACHED_BLOCKS_ROOT_ID,
+    PLACEHOLDER_BLOCK_ID,
+    PLACEHOLDER_LEVEL,
+    PRIMARY_LEVEL,
+    SECONDARY_LEVEL,
+    BlockId,
+    Priority,
+)
+from trtkv.errors import LogicError, OutOfBlocksError, check
+from trtkv.kv_cache_block import KVCacheBlock
+from trtkv.kv_cache_index import SECONDARY_POOL_FLAG
+from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY, MAX_RETENTION_PRIORITY
+
+DEFAULT_SECONDARY_OFFLOAD_MIN_PRIORITY: Final = 30
+_NUM_LEVELS: Final = 3
+_NS_PER_MS: Final = 1_000_000
+
+
+class FreeBlocksQueue(OrderedDict[KVCacheBlock, None]):
+    """Free blocks of one level and priority, first out first; a block knows its queue, so removal is O(1)."""
+
+    def __init__(self, level: int, priority: Priority) -> None:
+        super().__init__()
+        self.level = level
+        self.priority = priority
+
+    def discard_block(self, block: KVCacheBlock) -> None:
+        """Take a block out, wherever it stands."""
+        del self[block]
+
+
+class FreshBlocks:
+    """Blocks of a level never used so far: a range of ids whose block objects are made when they are taken."""
+
+    __slots__ = ("_get_block", "_step", "end", "front", "level", "next", "priority")
+
+    def __init__(
+        self,
+        level: int,
+        ids: range,
+        front: FreeBlocksQueue,
+        get_block: Callable[[BlockId], KVCacheBlock],
+    ) -> None:
+        self.level = level
+        self.priority = DEFAULT_RETENTION_PRIORITY
+        self.next = ids.start
+        self.end = ids.stop
+        self._step = ids.step
+        self.front = front
+        self._get_block = get_block
+
+    def __len__(self) -> int:
+        return (self.end - self.next) * self._step
+
+    def ids(self) -> range:
+        """The ids left, in the order in which they are taken."""
+        return range(self.next, self.end, self._step)
+
+    def peek(self) -> KVCacheBlock:
+        """The next one; making its object changes nothing else."""
+        return self._get_block(self.next)
+
+    def discard_block(self, block: KVCacheBlock) -> None:
+        """Take a block out; those before it move to the queue in front, so the order stays."""
+        block_id = block._block_id
+        while self.next != block_id:
+            earlier = self._get_block(self.next)
+            self.front[earlier] = None
+            earlier._free_queue = self.front
+            self.next += self._step
+        self.next += self._step
+
+
+class BaseEvictionPolicy(Protocol):
+    """What a window block manager asks of a policy. C++: BaseEvictionPolicy."""
+
+    def get_free_block(self, cache_level: int, want_placeholder: bool = False) -> tuple[KVCacheBlock, bool]:
+        """The block to take next, without taking it, and whether it may be offloaded."""
+
+    def release_block(self, block: KVCacheBlock, to_front: bool = False) -> None:
+        """Put an unreferenced block into its queue."""
+
+    def get_num_free_blocks(self, cache_level: int) -> int:
+        """Free blocks of a level, cached ones included."""
+
+    def claim_block(
+        self, block: KVCacheBlock, priority: Priority | None = None, duration_ms: int | None = None
+    ) -> None:
+        """Take a block out of its queue and set its retention."""
+
+    def refresh(self) -> None:
+        """Bring blocks whose duration is over back to the default priority."""
+
+    def verify_queue_integrity(self) -> bool:
+        """Whether every queued block is free and stands in a queue of its level."""
+
+
+class LRUEvictionPolicy:
+    """Priority queues per level, least recently released first. C++: LRUEvictionPolicy.
+
+    ``clock`` returns nanoseconds. ``get_block`` makes or returns the block of an id. Blocks start in the
+    queue of the default priority in id order; those that were released to the front go before them.
+    """
+
+    def __init__(
+        self,
+        num_primary_blocks: int,
+        num_secondary_blocks: int,
+        get_block: Callable[[BlockId], KVCacheBlock],
+        clock: Callable[[], int],
+        secondary_offload_min_priority: Priority | None = None,
+        num_placeholder_blocks: int = 0,
+    ) -> None:
+        self._clock = clock
+        self._secondary_offload_min_priority = (
+            DEFAULT_SECONDARY_OFFLOAD_MIN_PRIORITY
+            if secondary_offload_min_priority is None
+            else secondary_offload_min_priority
+        )
+        # Per level: queues by priority (made at first use), those before the fresh blocks, the fresh blocks.
+        self._queues: list[list[FreeBlocksQueue | None]] = [
+            [None] * (MAX_RETENTION_PRIORITY + 1) for _ in range(_NUM_LEVELS)
+        ]
+        default = DEFAULT_RETENTION_PRIORITY
+        self._default_queues = [FreeBlocksQueue(level, default) for level in range(_NUM_LEVELS)]
+        for level in range(_NUM_LEVELS):
+            self._queues[level][default] = self._default_queues[level]
+        self._front_queues = [FreeBlocksQueue(level, default) for level in range(_NUM_LEVELS)]
+        num_blocks = num_primary_blocks + num_secondary_blocks
+        ids = (
+            range(num_primary_blocks),
+            range(num_primary_blocks, num_blocks),
+            range(CACHED_BLOCKS_ROOT_ID - 1, CACHED_BLOCKS_ROOT_ID - 1 - num_placeholder_blocks, -1),
+        )
+        self._fresh = [FreshBlocks(level, ids[level], self._front_queues[level], get_block) for level in range(3)]
+        self._num_free = [num_primary_blocks, num_secondary_blocks, num_placeholder_blocks]
+        self._used_priorities = [1 << default] * _NUM_LEVELS  # bit set: the queue may hold blocks
+        self._expiring: SortedDict[tuple[int, int], KVCacheBlock] = SortedDict()
+        self._expiry_keys: dict[KVCacheBlock, tuple[int, int]] = {}
+        self._num_releases = 0
+
+    # -- taking -----------------------------------------------------------------------------------
+
+    def get_num_free_blocks(self, cache_level: int) -> int:
+        """Free blocks of a level, cached ones included."""
+        return self._num_free[cache_level]
+
+    def get_fresh_blocks(self, level: int) -> FreshBlocks:
+        """The never-used blocks of a level."""
+        return self._fresh[level]
+
+    def get_free_block(self, cache_level: int, want_placeholder: bool = False) -> tuple[KVCacheBlock, bool]:
+        """The block to take next, without taking it, and whether it may be offloaded. Changes nothing."""
+        level = PLACEHOLDER_LEVEL if want_placeholder else cache_level
+        used = self._used_priorities[level]
+        queues = self._queues[level]
+        while used:
+            priority = (used & -used).bit_length() - 1
+            if priority == DEFAULT_RETENTION_PRIORITY:
+                block = self._first_default(level)
+            else:
+                queue = queues[priority]
+                block = next(iter(queue), None) if queue is not None else None
+            if block is not None:
+                check(not block._ref_count, f"free queue of level {level} holds referenced block {block._block_id}")
+                return block, level == PRIMARY_LEVEL and priority >= self._secondary_offload_min_priority
+            used &= used - 1
+            if priority != DEFAULT_RETENTION_PRIORITY:
+                self._used_priorities[level] &= ~(1 << priority)
+        raise OutOfBlocksError(f"no free block at level {level}; free a sequence or enlarge the pool")
+
+    def _first_default(self, level: int) -> KVCacheBlock | None:
+        front = self._front_queues[level]
+        if front:
+            return next(iter(front))
+        fresh = self._fresh[level]
+        if fresh.next != fresh.end:
+            return fresh.peek()
+        return next(iter(self._default_queues[level]), None)
+
+    def claim_block(
+        self, block: KVCacheBlock, priority: Priority | None = None, duration_ms: int | None = None
+    ) -> None:
+        """Take a block out of its queue, if it is in one; the duration is always overwritten."""
+        queue = block._free_queue
+        if queue is not None:
+            queue.discard_block(block)
+            self._num_free[queue.level] -= 1
+            block._free_queue = None
+        if priority is not None:
+            block._priority = priority
+        if self._expiry_keys:
+            self._forget_expiry(block)
+        block._duration_ms = duration_ms
+
+    def _forget_expiry(self, block: KVCacheBlock) -> None:
+        key = self._expiry_keys.pop(block, None)
+        if key is not None:
+            del self._expiring[key]
+
+    # -- giving back --------------------------------------------------------------------------------
+
+    def release_block(self, block: KVCacheBlock, to_front: bool = False) -> None:
+        """Put an unreferenced block at the back (or front) of the queue of its level and priority."""
+        if block._block_id == PLACEHOLDER_BLOCK_ID:
+            return
+        check(block._block_id != CACHED_BLOCKS_ROOT_ID, "the root block must never be queued")
+        if block._free_queue is not None:
+            raise LogicError(f"block {block._block_id} is released twice; it already stands in a free queue")
+        level = get_cache_level(block)
+        self._enqueue(block, level, to_front)
+        self._num_free[level] += 1
+        if block._duration_ms is not None and block._priority != DEFAULT_RETENTION_PRIORITY:
+            expiry = self._clock() + block._duration_ms * _NS_PER_MS
+            block._expiration_time = expiry
+            self._num_releases += 1
+            self._expiry_keys[block] = key = (expiry, self._num_releases)
+            self._expiring[key] = block
+
+    def _enqueue(self, block: KVCacheBlock, level: int, to_front: bool) -> None:
+        priority = block._priority
+        queue = self._queues[level][priority]
+        if queue is None:
+            queue = self._queues[level][priority] = FreeBlocksQueue(level, priority)
+        self._used_priorities[level] |= 1 << priority
+        if to_front:
+            if priority == DEFAULT_RETENTION_PRIORITY:
+                queue = self._front_queues[level]
+            queue[block] = None
+            queue.move_to_end(block, last=False)
+        else:
+            queue[block] = None
+        block._free_queue = queue
+
+    def refresh(self) -> None:
+        """Move blocks whose duration is over to the back of the default queue of their present level."""
+        while self._expiring:
+            key, block = self._expiring.peekitem(0)
+            if key[0] > self._clock():
+                break
+            self._forget_expiry(block)
+            queue = block._free_queue
+            if queue is not None:
+                queue.discard_block(block)
+                self._num_free[queue.level] -= 1
+                block._priority = DEFAULT_RETENTION_PRIORITY
+                level = get_cache_level(block)
+                self._enqueue(block, level, to_front=False)
+                self._num_free[level] += 1
+            else:
+                block._priority = DEFAULT_RETENTION_PRIORITY
+
+    # -- looking ------------------------------------------------------------------------------------
+
+    def free_queues(self) -> list[tuple[int, Priority, list[BlockId]]]:
+        """All non-empty queues as (level, priority, ids front to back)."""
+        result = []
+        for level in range(_NUM_LEVELS):
+            for priority, queue in enumerate(self._queues[level]):
+                if queue is None:
+                    continue
+                ids = [block._block_id for block in queue]
+                if priority == DEFAULT_RETENTION_PRIORITY:
+                    front = [block._block_id for block in self._front_queues[level]]
+                    ids = front + list(self._fresh[level].ids()) + ids
+                if ids:
+                    result.append((level, priority, ids))
+        return result
+
+    def queued_blocks(self) -> list[tuple[FreeBlocksQueue, KVCacheBlock]]:
+        """Every block object that stands in a queue, with its queue; never-used blocks are left out."""
+        queues = [queue for level in self._queues for queue in level if queue is not None]
+        return [(queue, block) for queue in queues + self._front_queues for block in queue]
+
+    def expiring(self) -> list[tuple[BlockId, int]]:
+        """(block id, expiry in ns) in the order of expiry."""
+        return [(block._block_id, key[0]) for key, block in self._expiring.items()]
+
+    def verify_queue_integrity(self) -> bool:
+        """Whether every queued block is unreferenced and stands in a queue of its level."""
+        return all(
+            not block._ref_count and get_cache_level(block) == queue.level for queue, block in self.queued_blocks()
+        )
+
+
+def get_cache_level(block: KVCacheBlock) -> int:
+    """Level on which the block's slot lies now."""
+    if block.is_placeholder:
+        return PLACEHOLDER_LEVEL
+    return SECONDARY_LEVEL if block._memory_pool_block_index >= SECONDARY_POOL_FLAG else PRIMARY_LEVEL

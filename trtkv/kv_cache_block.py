@@ -1,0 +1,280 @@
+"""KVCacheBlock: metadata of one block. The bytes live in pools; only the slot links the two."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from trtkv.block_key import EMPTY_KEY, HashLink, PackedKey, token_bytes
+from trtkv.common import CACHED_BLOCKS_ROOT_ID, PLACEHOLDER_BLOCK_ID, BlockId, Priority
+from trtkv.errors import check
+from trtkv.kv_cache_index import NULL_INDEX, SECONDARY_POOL_FLAG, KVCacheIndex
+from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY
+
+if TYPE_CHECKING:
+    from trtkv.radix_block_tree import LookupNodePtr
+
+
+class KVCacheBlock:
+    """One block of one window. C++: KVCacheBlock.
+
+    The block id is its identity; offload and onboard swap the slots of two blocks. ``prev_block_in_seq``
+    is the predecessor in the sequence that holds it, ``prev_block`` the parent in the tree; they differ.
+    Fields are changed by the parts of a window block manager only; hot loops there access them directly.
+    """
+
+    __slots__ = (
+        "_block_id",
+        "_block_key",
+        "_channel",
+        "_duration_ms",
+        "_expiration_time",
+        "_free_queue",
+        "_hash",
+        "_is_full",
+        "_lookup_node",
+        "_memory_pool_block_index",
+        "_prev_block_in_seq",
+        "_priority",
+        "_ref_count",
+        "_scheduling_ref_count",
+    )
+
+    is_placeholder: bool = False
+    """Whether the block has no memory behind it."""
+
+    def __init__(self, block_id: BlockId, memory_pool_block_index: KVCacheIndex, channel: int = 0) -> None:
+        self._block_id = block_id
+        self._memory_pool_block_index = memory_pool_block_index
+        self._channel = channel
+        self._ref_count = 0
+        self._scheduling_ref_count = 0
+        self._block_key: PackedKey = EMPTY_KEY
+        self._is_full = False
+        self._hash: HashLink | int = 0
+        self._lookup_node: LookupNodePtr | None = None
+        self._prev_block_in_seq: KVCacheBlock | None = None
+        self._free_queue: Any = None  # owned by the eviction policy
+        self._priority: Priority = DEFAULT_RETENTION_PRIORITY
+        self._duration_ms: int | None = None
+        self._expiration_time: int | None = None
+
+    def __repr__(self) -> str:
+        return f"KVCacheBlock(id={self._block_id}, refs={self._ref_count}, attached={self._lookup_node is not None})"
+
+    # -- identity and slot ----------------------------------------------------------------------
+
+    @property
+    def block_id(self) -> BlockId:
+        """Identity inside the window."""
+        return self._block_id
+
+    @property
+    def memory_pool_block_index(self) -> KVCacheIndex:
+        """Slot, with the level bit."""
+        return self._memory_pool_block_index
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether the slot lies in the primary pool."""
+        return self._memory_pool_block_index < SECONDARY_POOL_FLAG
+
+    def swap_memory_pool_block_offset(self, other: KVCacheBlock) -> None:
+        """Exchange slots with another block."""
+        mine = self._memory_pool_block_index
+        self._memory_pool_block_index = other._memory_pool_block_index
+        other._memory_pool_block_index = mine
+
+    # -- references -----------------------------------------------------------------------------
+
+    @property
+    def ref_count(self) -> int:
+        """Entries in sequences (one per beam) and pins that hold the block."""
+        return self._ref_count
+
+    @property
+    def has_refs(self) -> bool:
+        """Whether anybody holds the block."""
+        return self._ref_count > 0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether writing to the block could disturb somebody else."""
+        return self._ref_count > 1 or self._lookup_node is not None
+
+    def inc_ref_count(self) -> None:
+        """Add one holder."""
+        self._ref_count += 1
+
+    def dec_ref_count(self) -> None:
+        """Remove one holder."""
+        check(self._ref_count > 0, f"block {self._block_id} has no reference to drop")
+        self._ref_count -= 1
+
+    def start_scheduling(self) -> None:
+        """Copy the reference count for a simulation."""
+        self._scheduling_ref_count = self._ref_count
+
+    @property
+    def has_scheduling_refs(self) -> bool:
+        """Whether anybody holds the block in the simulation."""
+        return self._scheduling_ref_count > 0
+
+    def dec_scheduling_ref_count(self) -> None:
+        """Remove one holder in the simulation."""
+        check(self._scheduling_ref_count > 0, f"block {self._block_id} has no simulated reference to drop")
+        self._scheduling_ref_count -= 1
+
+    # -- key and hash ---------------------------------------------------------------------------
+
+    @property
+    def block_key(self) -> PackedKey:
+        """Packed key of the tokens; stays when the block is evicted, until it is given another."""
+        return self._block_key
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether a key with tokens was ever set: evidence that the block may hold state."""
+        return bool(token_bytes(self._block_key))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the key covers a whole block."""
+        return self._is_full
+
+    def set_block_key(self, block_key: PackedKey, is_full: bool) -> None:
+        """Set key and full flag; the hash stays as it was."""
+        self._block_key = block_key
+        self._is_full = is_full
+
+    @property
+    def hash(self) -> int:
+        """64-bit chain hash, computed at the first reading with the value of the time it was set."""
+        value = self._hash
+        return value if isinstance(value, int) else value.get()
+
+    def set_hash(self, value: HashLink | int) -> None:
+        """Set the hash."""
+        self._hash = value
+
+    def compute_hash(self) -> None:
+        """Chain the hash of the key to that of the predecessor in the sequence. C++: setHash()."""
+        prev = self._prev_block_in_seq
+        self._hash = HashLink(self._block_key, 0 if prev is None else prev._hash)
+
+    @property
+    def prev_block_in_seq(self) -> KVCacheBlock | None:
+        """Predecessor in the sequence that last took or stored the block."""
+        return self._prev_block_in_seq
+
+    def set_prev_block_in_seq(self, block: KVCacheBlock | None) -> None:
+        """Set the predecessor."""
+        self._prev_block_in_seq = block
+
+    # -- tree -----------------------------------------------------------------------------------
+
+    @property
+    def lookup_node(self) -> LookupNodePtr | None:
+        """Node of the tree, or None while the block is not cached for reuse."""
+        return self._lookup_node
+
+    @property
+    def prev_block(self) -> KVCacheBlock | None:
+        """Block of the same window at the parent node; the root block for the first position."""
+        node = self._lookup_node
+        if node is None or node.parent is None:
+            return None
+        return node.parent.get_value(self._channel)
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether no node hangs below, of any window."""
+        return self._lookup_node is None or self._lookup_node.children is None
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether the block is not in the tree."""
+        return self._lookup_node is None
+
+    @property
+    def next_blocks(self) -> list[KVCacheBlock]:
+        """Blocks of the same window at the child nodes, in the tree's order."""
+        if self._lookup_node is None:
+            return []
+        values = (child.get_value(self._channel) for child in self._lookup_node.ordered_children())
+        return [block for block in values if block is not None]
+
+    def attach_to_lookup_node(self, node: LookupNodePtr) -> None:
+        """Become the node's block, leaving the present node; the node's slot must be free."""
+        self.detach_from_lookup_node()
+        check(node.try_set_value(self._channel, self), f"block {self._block_id}: the node holds another block")
+        self._lookup_node = node
+
+    def detach_from_lookup_node(self) -> None:
+        """Leave the tree; nodes left empty are pruned."""
+        node = self._lookup_node
+        if node is not None:
+            self._lookup_node = None
+            check(node.clear_value(self._channel), f"block {self._block_id} was not at its node")
+
+    def set_as_root(self, root: LookupNodePtr) -> None:
+        """Stand at the root, so that blocks at the first position have a parent."""
+        self._lookup_node = root
+        root.try_set_value(self._channel, self, overwrite=True)
+
+    def free_leaf_block(self) -> None:
+        """Leave the tree; the block must be a leaf."""
+        check(self.is_leaf, f"block {self._block_id} is no leaf and cannot be freed alone")
+        self.detach_from_lookup_node()
+
+    # -- retention ------------------------------------------------------------------------------
+
+    @property
+    def priority(self) -> Priority:
+        """Retention priority; stays until somebody gives another."""
+        return self._priority
+
+    def set_priority(self, priority: Priority) -> None:
+        """Set the priority; a queue place is not changed."""
+        self._priority = priority
+
+    @property
+    def duration_ms(self) -> int | None:
+        """How long the priority holds after the release."""
+        return self._duration_ms
+
+    def set_duration_ms(self, duration_ms: int | None) -> None:
+        """Set the duration."""
+        self._duration_ms = duration_ms
+
+    @property
+    def expiration_time(self) -> int | None:
+        """Clock reading (ns) at which the priority falls back to the default."""
+        return self._expiration_time
+
+    def set_expiration_time(self, expiration_time: int | None) -> None:
+        """Set the expiry."""
+        self._expiration_time = expiration_time
+
+
+class PlaceholderBlock(KVCacheBlock):
+    """A position of a sequence without memory. C++: KVCacheBlock::createPlaceholder."""
+
+    __slots__ = ()
+
+    is_placeholder = True
+
+    def __init__(self, block_id: BlockId, channel: int = 0) -> None:
+        super().__init__(block_id, NULL_INDEX, channel)
+
+
+def create_swa_placeholder() -> PlaceholderBlock:
+    """The stand-in at sliding-window positions; never attached, never queued, one serves a whole window."""
+    return PlaceholderBlock(PLACEHOLDER_BLOCK_ID)
+
+
+def create_root_block(channel: int) -> KVCacheBlock:
+    """The block at the root of the tree; it has no memory and is never queued."""
+    return KVCacheBlock(CACHED_BLOCKS_ROOT_ID, NULL_INDEX, channel)
+
+
+ROOT_HASH: Final = 0

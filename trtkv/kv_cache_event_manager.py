@@ -1,0 +1,131 @@
+"""KVCacheEventManager: collects events while blocks move, hands them over in flushes, keeps a bounded buffer."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from trtkv.common import SECONDARY_LEVEL, PRIMARY_LEVEL, WindowSize
+from trtkv.errors import ConfigurationError
+from trtkv.kv_cache_block import KVCacheBlock
+from trtkv.kv_cache_events import (
+    KVCacheCreatedData,
+    KVCacheEvent,
+    KVCacheEventData,
+    KVCacheRemovedData,
+    KVCacheStoredBlockData,
+    KVCacheStoredData,
+    KVCacheUpdatedData,
+)
+
+EventGatherer = Callable[[list[KVCacheEvent]], "list[list[KVCacheEvent]]"]
+"""Collective that returns every rank's events on rank 0 (see attention_dp_gather)."""
+
+
+class KVCacheEventManager:
+    """Events of one manager. C++: KVCacheEventManager.
+
+    Enqueueing appends to a list and never blocks. ``flush`` hands the list over to readers; beyond
+    ``max_kv_event_entries`` the oldest are dropped and counted in ``num_dropped_events`` (ids show the hole).
+    Removed hashes are collected per window and become one event before the window's next stored event or
+    at the flush. With attention data parallelism every rank's flush calls the gatherer, and rank 0 receives
+    the events of all ranks, each with its rank.
+    """
+
+    def __init__(
+        self,
+        max_kv_event_entries: int,
+        attention_dp_rank: int | None = None,
+        gather: EventGatherer | None = None,
+    ) -> None:
+        if max_kv_event_entries <= 0:
+            raise ConfigurationError(
+                f"event buffer size is {max_kv_event_entries}; give at least 1, or no event manager at all"
+            )
+        self._max_size = max_kv_event_entries
+        self._attention_dp_rank = attention_dp_rank
+        self._gather = gather
+        self._next_event_id = 0
+        self._event_queue: list[KVCacheEvent] = []
+        self._latest_removed_events: dict[WindowSize, list[int]] = {}
+        self._events: deque[KVCacheEvent] = deque()
+        self._condition = threading.Condition()
+        self._num_dropped_events = 0
+
+    @property
+    def max_kv_event_entries(self) -> int:
+        """Flushed events kept for readers."""
+        return self._max_size
+
+    @property
+    def num_dropped_events(self) -> int:
+        """Flushed events dropped because nobody read them in time."""
+        return self._num_dropped_events
+
+    # -- enqueueing -------------------------------------------------------------------------------
+
+    def enqueue_created_event(self, num_blocks_per_cache_level: tuple[int, int], window_size: WindowSize) -> None:
+        """A window was created."""
+        self._enqueue(KVCacheCreatedData(num_blocks_per_cache_level), window_size)
+
+    def enqueue_stored_event(self, blocks: Sequence[KVCacheBlock], window_size: WindowSize) -> None:
+        """A chain of blocks was put into the tree; the parent is the block at the node right above the first."""
+        self._flush_removed_events(window_size)
+        parent = blocks[0].prev_block
+        parent_hash = None if parent is None or parent.block_id < 0 else parent.hash
+        stored = [
+            KVCacheStoredBlockData(
+                block.hash, block.block_key, PRIMARY_LEVEL if block.is_primary else SECONDARY_LEVEL, block.priority
+            )
+            for block in blocks
+        ]
+        self._enqueue(KVCacheStoredData(parent_hash, stored), window_size)
+
+    def enqueue_removed_event(self, block: KVCacheBlock, window_size: WindowSize) -> None:
+        """A block leaves the tree; merged with others of its window."""
+        self._latest_removed_events.setdefault(window_size, []).append(block.hash)
+
+    def enqueue_updated_event(self, data: KVCacheUpdatedData, window_size: WindowSize) -> None:
+        """A block changed level or priority."""
+        self._enqueue(data, window_size)
+
+    def _flush_removed_events(self, window_size: WindowSize) -> None:
+        hashes = self._latest_removed_events.pop(window_size, None)
+        if hashes:
+            self._enqueue(KVCacheRemovedData(hashes), window_size)
+
+    def _enqueue(self, data: KVCacheEventData, window_size: WindowSize) -> None:
+        self._event_queue.append(KVCacheEvent(self._next_event_id, data, window_size, self._attention_dp_rank))
+        self._next_event_id += 1
+
+    # -- handing over -----------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Hand everything enqueued so far over to readers and wake them. Ends an iteration."""
+        for window_size in sorted(self._latest_removed_events):
+            self._flush_removed_events(window_size)
+        batch, self._event_queue = self._event_queue, []
+        if self._gather is not None:
+            batch = [event for rank_events in self._gather(batch) for event in rank_events]
+        if not batch:
+            return
+        with self._condition:
+            self._events.extend(batch)
+            while len(self._events) > self._max_size:
+                self._events.popleft()
+                self._num_dropped_events += 1
+            self._condition.notify_all()
+
+    def get_events(self, timeout_ms: float | None = None) -> list[KVCacheEvent]:
+        """Flushed events since the last call, oldest first.
+
+        Returns at once what is there; with a timeout an empty buffer is waited on until a flush or the end
+        of the timeout.
+        """
+        with self._condition:
+            if timeout_ms is not None:
+                self._condition.wait_for(lambda: bool(self._events), timeout_ms / 1000)
+            events = list(self._events)
+            self._events.clear()
+            return events

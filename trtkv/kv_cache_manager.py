@@ -1,0 +1,972 @@
+"""KVCacheManager: sequences by request id, and the public interface of the cache."""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trtkv import capacity_estimation
+from trtkv.block_key import BlockKey, HashLink, PackedKey, build_block_keys, build_block_keys_of
+from trtkv.block_manager import BlockManager, CacheSettings
+from trtkv.common import (
+    MAX_INT32,
+    RECURRENT_STATES,
+    BlockId,
+    BlocksPerWindow,
+    CacheType,
+    DataType,
+    Priority,
+    RequestId,
+    TokenId,
+    WindowSize,
+    ceil_div,
+    trunc_div,
+)
+from trtkv.copy_engine import CopyEngine, NullCopyEngine
+from trtkv.errors import ConfigurationError, InvalidInputError, UnknownIdError, check
+from trtkv.generation_request import GenerationRequest
+from trtkv.kv_cache_block import KVCacheBlock
+from trtkv.kv_cache_event_manager import KVCacheEventManager
+from trtkv.kv_cache_events import KVCacheEvent
+from trtkv.kv_cache_index import NULL_INDEX
+from trtkv.linear_attention import LinearAttentionMetadata
+from trtkv.llm_request import LlmRequest, to_token_array
+from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY
+from trtkv.stats import KvCacheIterationStats, KvCacheStats
+from trtkv.window_block_manager.loading import BatchSeqStats, ClaimResult
+from trtkv.window_block_manager.pools import IndexerKCacheSettings
+from trtkv.window_size_metadata import (
+    OffsetTableDimensions,
+    PoolConfiguration,
+    PrefixReuseSummary,
+    WindowSizeMetadata,
+)
+
+if TYPE_CHECKING:
+    from trtkv.window_block_manager import WindowBlockManager
+
+RequestInfo = tuple[RequestId, int, int]
+"""Request id, input length in tokens (encoder length for a cross cache), beam width."""
+
+
+class KvCacheConnectorManager(Protocol):
+    """Loads more of a prompt from elsewhere. C++: KvCacheConnectorManager."""
+
+    def get_num_new_matched_tokens(self, request: LlmRequest, num_computed_tokens: int) -> int:
+        """Tokens behind those found here that the connector will fill in."""
+
+
+class KVCacheManager:
+    """Cache of one model on one rank: sequences, reuse, eviction, offloading, budgets. C++: KVCacheManager.
+
+    ``blocks_per_window`` maps each window of ``max_attention_window_vec`` (layer l takes entry l modulo its
+    length) to (primary, secondary) blocks. ``clock`` returns nanoseconds and drives retention durations.
+    ``copy_engine`` moves the bytes; without one only the bookkeeping is done. Calls are serialised by one
+    re-entrant lock. A call that raises has changed nothing.
+
+    ``compatibility=True`` reproduces the recorded behaviour of the reference bit for bit, including the faults
+    that hurt users, half-done failures and the order of equal partial matches; see docs/decisions.
+    """
+
+    def __init__(
+        self,
+        num_kv_heads_per_layer: Sequence[int],
+        size_per_head: int,
+        tokens_per_block: int,
+        blocks_per_window: Mapping[WindowSize, tuple[int, int]],
+        max_num_sequences: int,
+        max_beam_width: int,
+        max_attention_window_vec: Sequence[WindowSize],
+        dtype: DataType = DataType.HALF,
+        sink_token_length: int = 0,
+        *,
+        max_sequence_length: int,
+        chunk_size: int | None = None,
+        enable_block_reuse: bool = True,
+        cache_type: CacheType = CacheType.SELF,
+        secondary_offload_min_priority: Priority | None = None,
+        event_manager: KVCacheEventManager | None = None,
+        enable_partial_reuse: bool = True,
+        copy_on_partial_reuse: bool = True,
+        kv_cache_connector_manager: KvCacheConnectorManager | None = None,
+        enable_indexer_k_cache: bool = False,
+        indexer_k_cache_quant_block_size: int = 128,
+        indexer_k_cache_index_head_dim: int = 0,
+        indexer_k_cache_use_fp4: bool = False,
+        linear_attention_metadata: LinearAttentionMetadata | None = None,
+        pool_configurations: Sequence[PoolConfiguration] = (),
+        copy_engine: CopyEngine | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+        compatibility: bool = False,
+    ) -> None:
+        if sink_token_length:
+            raise ConfigurationError(f"sink_token_length is {sink_token_length}; sink tokens are not supported, give 0")
+        indexer = IndexerKCacheSettings(
+            indexer_k_cache_quant_block_size, indexer_k_cache_index_head_dim, indexer_k_cache_use_fp4
+        )
+        self._block_manager = BlockManager(
+            CacheSettings(
+                tuple(num_kv_heads_per_layer),
+                size_per_head,
+                tokens_per_block,
+                dict(blocks_per_window),
+                max_sequence_length,
+                tuple(max_attention_window_vec),
+                DataType(dtype),
+                CacheType(cache_type),
+                secondary_offload_min_priority,
+                enable_partial_reuse,
+                copy_on_partial_reuse,
+                indexer if enable_indexer_k_cache else None,
+                linear_attention_metadata,
+                tuple(pool_configurations),
+                compatibility,
+            ),
+            NullCopyEngine() if copy_engine is None else copy_engine,
+            event_manager,
+            clock,
+        )
+        if kv_cache_connector_manager is not None and self._block_manager.is_variable_window:
+            raise ConfigurationError("a connector works with one window only; use one window or no connector")
+        self._tokens_per_block = tokens_per_block
+        self._max_num_sequences = max_num_sequences
+        self._max_beam_width = max_beam_width
+        self._max_sequence_length = max_sequence_length
+        self._chunk_size = max_sequence_length if chunk_size is None else chunk_size
+        self._enable_block_reuse = enable_block_reuse
+        self._event_manager = event_manager
+        self._connector_manager = kv_cache_connector_manager
+        self._compatibility = compatibility
+        self._num_extra_kv_tokens = 0
+        self._draft_token_reserve = 0
+        self._sequences: dict[RequestId, GenerationRequest] = {}
+        self._windows: list[tuple[WindowSize, WindowBlockManager]] = list(
+            self._block_manager.window_block_managers.items()
+        )
+        self._has_swa = any(manager.is_swa for _, manager in self._windows)
+        self._lock = threading.RLock()
+        self._allocated_bytes = 0
+
+    # -- properties ---------------------------------------------------------------------------------
+
+    @property
+    def block_manager(self) -> BlockManager:
+        """Blocks of all windows."""
+        return self._block_manager
+
+    @property
+    def sequences(self) -> Mapping[RequestId, GenerationRequest]:
+        """Sequences by request id."""
+        return self._sequences
+
+    @property
+    def compatibility(self) -> bool:
+        """Whether the recorded behaviour of the reference is reproduced, faults included."""
+        return self._compatibility
+
+    @property
+    def tokens_per_block(self) -> int:
+        """Tokens of a block."""
+        return self._tokens_per_block
+
+    @property
+    def max_num_blocks(self) -> int:
+        """Primary and secondary blocks of all windows."""
+        return self._block_manager.max_num_blocks
+
+    @property
+    def used_num_blocks(self) -> int:
+        """All blocks minus free primary ones."""
+        return self._block_manager.num_allocated_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Free primary blocks of all windows, cached ones included."""
+        return self._block_manager.num_free_blocks
+
+    @property
+    def num_pools(self) -> int:
+        """Pools of all windows, those of scales and index keys included."""
+        return self._block_manager.get_num_pools()
+
+    @property
+    def num_reused_blocks(self) -> int:
+        """Context blocks found in the cache since construction."""
+        return self._block_manager.num_reused_blocks
+
+    @property
+    def num_missed_blocks(self) -> int:
+        """Context blocks not found in the cache since construction."""
+        return self._block_manager.num_missed_blocks
+
+    @property
+    def num_alloc_total_blocks(self) -> int:
+        """Blocks taken since construction."""
+        return self._block_manager.num_alloc_total_blocks
+
+    @property
+    def num_alloc_new_blocks(self) -> int:
+        """Blocks taken that had never held tokens."""
+        return self._block_manager.num_alloc_new_blocks
+
+    @property
+    def enable_block_reuse(self) -> bool:
+        """Whether cached blocks are looked up and stored."""
+        return self._enable_block_reuse
+
+    @property
+    def cross_kv(self) -> bool:
+        """Whether the cache holds encoder states for cross attention."""
+        return self._block_manager.cache_type is CacheType.CROSS
+
+    @property
+    def cache_type(self) -> CacheType:
+        """What the cache holds."""
+        return self._block_manager.cache_type
+
+    @property
+    def max_beam_width(self) -> int:
+        """Largest number of beams of a sequence."""
+        return self._max_beam_width
+
+    @property
+    def chunk_size(self) -> int:
+        """Largest context chunk in tokens; budgets only."""
+        return self._chunk_size
+
+    @property
+    def max_attention_window(self) -> WindowSize:
+        """The widest window."""
+        return self._block_manager.last_window_size
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Longest sequence in tokens."""
+        return self._max_sequence_length
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        """Blocks of the longest sequence in the widest window."""
+        return self.offset_table_dimensions.max_blocks_per_seq
+
+    @property
+    def window_sizes_metadata(self) -> Mapping[WindowSize, WindowSizeMetadata]:
+        """What is allotted to each window, ascending."""
+        return self._block_manager.window_sizes_metadata
+
+    @property
+    def is_variable_window(self) -> bool:
+        """Whether layers have different windows."""
+        return self._block_manager.is_variable_window
+
+    @property
+    def is_variable_gqa(self) -> bool:
+        """Whether layers have different head counts."""
+        return self._block_manager.is_variable_gqa
+
+    @property
+    def offset_table_dimensions(self) -> OffsetTableDimensions:
+        """Extent of the offset table: as wide as the widest window, one plane per pool."""
+        widest = self.window_sizes_metadata[self.max_attention_window]
+        return OffsetTableDimensions(widest.max_blocks_per_seq, self.num_pools, self.cache_type)
+
+    @property
+    def num_free_blocks_per_window_size(self) -> dict[WindowSize, int]:
+        """Free primary blocks by window."""
+        return self._block_manager.get_num_free_blocks_per_window_size()
+
+    # -- admission ------------------------------------------------------------------------------------
+
+    def add_sequence_batch(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> None:
+        """Admit sequences: take what is cached, allocate the rest of every prompt. C++: addSequenceBatch.
+
+        Windows go from the widest to the narrowest; in each, all requests claim before any allocates. With
+        reuse on, the length found (the minimum over windows) is written to each request, which moves its
+        position and ends its chunk on a block boundary. Raises OutOfBlocksError without room, InvalidInputError
+        for a known id, a prompt shorter than the input length, or a match that leaves nothing to compute.
+        """
+        if len(request_infos) != len(llm_requests):
+            raise InvalidInputError(f"{len(request_infos)} infos for {len(llm_requests)} requests; give one for each")
+        if not request_infos:
+            return
+        with self._lock:
+            plans = None if self._compatibility else self._plan_batch(request_infos, llm_requests)
+            sequences = [
+                self._create_sequence(info, request)
+                for info, request in zip(request_infos, llm_requests, strict=True)
+            ]
+            totals: list[list[BatchSeqStats]] = [[] for _ in sequences]
+            for index, (window_size, manager) in enumerate(reversed(self._windows)):
+                claims = (
+                    self._plan_window(window_size, manager, request_infos, llm_requests, sequences)
+                    if plans is None
+                    else plans[index]
+                )
+                stats = manager.add_sequence_batch(sequences, claims, self._enable_block_reuse)
+                for total, entry in zip(totals, stats, strict=True):
+                    total.append(entry)
+            for request, total in zip(llm_requests, totals, strict=True):
+                self._finish_admission(request, total)
+
+    def add_sequence(self, request_info: RequestInfo, llm_request: LlmRequest) -> None:
+        """Admit one sequence; see ``add_sequence_batch``."""
+        self.add_sequence_batch([request_info], [llm_request])
+
+    def _create_sequence(self, info: RequestInfo, request: LlmRequest) -> GenerationRequest:
+        request_id, input_length, beam_width = info
+        self._check_new(request_id)
+        sequence = GenerationRequest(
+            request_id,
+            input_length,
+            beam_width,
+            self._block_manager.window_block_managers,
+            request.kv_cache_retention_config,
+        )
+        self._sequences[request_id] = sequence
+        return sequence
+
+    def _check_new(self, request_id: RequestId) -> None:
+        if request_id in self._sequences:
+            raise InvalidInputError(f"request {request_id} has a sequence already; remove it or use another id")
+
+    def _effective_lengths(self, window_size: WindowSize, request_infos: Sequence[RequestInfo]) -> list[int]:
+        limit = self.window_sizes_metadata[window_size].max_token_num
+        return [min(input_length, limit) for _, input_length, _ in request_infos]
+
+    def _plan_window(
+        self,
+        window_size: WindowSize,
+        manager: WindowBlockManager,
+        request_infos: Sequence[RequestInfo],
+        llm_requests: Sequence[LlmRequest],
+        sequences: Sequence[GenerationRequest],
+    ) -> list[ClaimResult]:
+        return manager.plan_batch(
+            llm_requests,
+            self._effective_lengths(window_size, request_infos),
+            [beam_width for _, _, beam_width in request_infos],
+            self._enable_block_reuse,
+            [sequence.current_prepopulated_prompt_len for sequence in sequences],
+        )
+
+    def _plan_batch(
+        self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
+    ) -> list[list[ClaimResult]]:
+        """Plan all windows, widest first, and raise whatever would go wrong. Changes nothing."""
+        seen: set[RequestId] = set()
+        for request_id, input_length, beam_width in request_infos:
+            self._check_new(request_id)
+            if request_id in seen:
+                raise InvalidInputError(f"request {request_id} appears twice in the batch; give each id once")
+            seen.add(request_id)
+            if input_length < 1 or not 1 <= beam_width <= self._max_beam_width:
+                raise InvalidInputError(
+                    f"request {request_id} has input length {input_length} and {beam_width} beams; "
+                    f"give at least 1 token and 1 to {self._max_beam_width} beams"
+                )
+        beam_widths = [beam_width for _, _, beam_width in request_infos]
+        limits = [MAX_INT32] * len(request_infos)
+        plans = []
+        for window_size, manager in reversed(self._windows):
+            claims = manager.plan_batch(
+                llm_requests,
+                self._effective_lengths(window_size, request_infos),
+                beam_widths,
+                self._enable_block_reuse,
+                limits,
+            )
+            manager.check_room(claims, self._enable_block_reuse)
+            limits = [claim.prepopulated_len for claim in claims]
+            plans.append(claims)
+        if self._writes_prepopulated:
+            for request, length in zip(llm_requests, limits, strict=True):
+                request.check_prepopulated_prompt_len(
+                    length + self._num_connector_tokens(request, length), self._tokens_per_block
+                )
+        return plans
+
+    @property
+    def _writes_prepopulated(self) -> bool:
+        """Whether a match is written to the request; a match of encoder tokens says nothing about its prompt."""
+        return self._enable_block_reuse and (self._compatibility or not self.cross_kv)
+
+    def _num_connector_tokens(self, request: LlmRequest, num_computed_tokens: int) -> int:
+        if self._connector_manager is None or request.is_dummy_request:
+            return 0
+        return self._connector_manager.get_num_new_matched_tokens(request, num_computed_tokens)
+
+    def _finish_admission(self, request: LlmRequest, stats: Sequence[BatchSeqStats]) -> None:
+        if self._writes_prepopulated:
+            length = min(entry.prepopulated_len for entry in stats)
+            length += self._num_connector_tokens(request, length)
+            request.set_prepopulated_prompt_len(length, self._tokens_per_block)
+        if self._enable_block_reuse:
+            request.set_estimated_reusable_tokens(0)
+        request.update_block_counters(
+            sum(entry.alloc_total_delta for entry in stats),
+            sum(entry.alloc_new_delta for entry in stats),
+            sum(entry.reused_delta for entry in stats),
+            sum(entry.missed_delta for entry in stats),
+        )
+
+    # -- growing and shrinking --------------------------------------------------------------------------
+
+    def get_sequence(self, request_id: RequestId) -> GenerationRequest:
+        """The sequence of a request."""
+        try:
+            return self._sequences[request_id]
+        except KeyError:
+            raise UnknownIdError(f"request {request_id} has no sequence; add it first") from None
+
+    def add_token(self, request_id: RequestId) -> None:
+        """Make room for one more token. C++: addToken.
+
+        Raises OutOfBlocksError if a window needs a block and has none.
+        """
+        with self._lock:
+            self._add_token(self.get_sequence(request_id))
+
+    def add_tokens(self, request_ids: Iterable[RequestId]) -> None:
+        """``add_token`` for a decode batch, in order; those before a failing one keep their token."""
+        with self._lock:
+            for request_id in request_ids:
+                self._add_token(self.get_sequence(request_id))
+
+    def _add_token(self, sequence: GenerationRequest) -> None:
+        if sequence.num_tokens % self._tokens_per_block == 0 or self._has_swa:
+            if not self._compatibility:
+                for _, manager in self._windows:
+                    manager.check_can_add_token(sequence)
+            sequence.num_tokens += 1
+            self._block_manager.adjust_blocks_if_needed(sequence)
+        else:
+            sequence.num_tokens += 1
+
+    def rewind_kv_cache(self, request_id: RequestId, rewind_lengths: int) -> None:
+        """Drop the last tokens of a sequence, with blocks no longer needed; unknown ids are ignored.
+
+        C++: rewindKVCache.
+        """
+        with self._lock:
+            sequence = self._sequences.get(request_id)
+            if sequence is None:
+                return
+            if not self._compatibility:
+                self._check_can_rewind(sequence, rewind_lengths)
+            for _ in range(rewind_lengths):
+                self._remove_token(sequence)
+            if not self._compatibility and self._enable_block_reuse and rewind_lengths:
+                for _, manager in self._windows:
+                    manager.sequences.detach_rewound_block(sequence)
+
+    def _check_can_rewind(self, sequence: GenerationRequest, num_tokens: int) -> None:
+        if not 0 <= num_tokens <= sequence.num_tokens:
+            raise InvalidInputError(
+                f"request {sequence.request_id} has {sequence.num_tokens} tokens and cannot be rewound by {num_tokens}"
+            )
+        self._check_one_beam(sequence)
+        for _, manager in self._windows:
+            manager.sequences.check_can_rewind(sequence, num_tokens)
+
+    @staticmethod
+    def _check_one_beam(sequence: GenerationRequest) -> None:
+        if sequence.beam_width != 1:
+            raise InvalidInputError(
+                f"request {sequence.request_id} has {sequence.beam_width} beams; only one beam can be rewound"
+            )
+
+    def _remove_token(self, sequence: GenerationRequest) -> None:
+        """C++: removeToken."""
+        if sequence.num_tokens == 0:
+            return
+        self._check_one_beam(sequence)
+        sequence.num_tokens -= 1
+        for _, manager in self._windows:
+            if manager.sequences.ends_block(sequence.num_tokens):
+                manager.release_last_block(sequence)
+
+    def remove_sequence(
+        self, request_id: RequestId, llm_request: LlmRequest | None = None, pin_on_release: bool = False
+    ) -> None:
+        """Drop a sequence; with its request, its blocks are stored for reuse first. Unknown ids are ignored.
+
+        Nothing is stored with reuse off, for dummy requests, several beams, or beside recurrent states.
+        ``pin_on_release`` keeps the reference's signature and has no effect, as there. C++: removeSequence.
+        """
+        with self._lock:
+            sequence = self._sequences.pop(request_id, None)
+            if sequence is not None:
+                self._block_manager.release_blocks(sequence, llm_request if self._enable_block_reuse else None)
+
+    # -- storing, pins, truncation ------------------------------------------------------------------------
+
+    def store_context_blocks(self, llm_request: LlmRequest) -> None:
+        """Store the full blocks computed so far for reuse; nothing for unknown or dummy requests.
+
+        C++: storeContextBlocks.
+        """
+        with self._lock:
+            sequence = self._sequences.get(llm_request.request_id)
+            if sequence is not None and self._enable_block_reuse and not llm_request.is_dummy_request:
+                self._block_manager.store_context_blocks(sequence, llm_request)
+
+    def store_new_block(self, llm_request: LlmRequest) -> None:
+        """Store the newest block if the newest token has just opened the next one. C++: storeNewBlock."""
+        with self._lock:
+            sequence = self.get_sequence(llm_request.request_id)
+            if sequence.beam_width == 1 and self._enable_block_reuse:
+                self._block_manager.store_new_block(sequence, llm_request)
+
+    def store_blocks_for_reuse(
+        self, request_id: RequestId, llm_request: LlmRequest, pin_blocks: bool = False
+    ) -> list[BlockId]:
+        """Store everything computed so far; returns the ids pinned in the widest window. C++: storeBlocksForReuse."""
+        with self._lock:
+            return self._block_manager.store_blocks_for_reuse(self.get_sequence(request_id), llm_request, pin_blocks)
+
+    def pin_blocks(self, request_id: RequestId) -> None:
+        """One reference more on every block a sequence holds, so that they outlive it. C++: pinBlocks."""
+        with self._lock:
+            self.get_sequence(request_id)
+            self._block_manager.pin_blocks(request_id)
+
+    def unpin_blocks_by_id(self, block_ids: Sequence[BlockId]) -> None:
+        """Drop one reference of each block; one window only. C++: unpinBlocksById."""
+        with self._lock:
+            self._block_manager.unpin_blocks_by_id(block_ids)
+
+    def truncate_blocks(self, target_tokens: Iterable[TokenId], num_tokens_to_keep: int) -> None:
+        """Drop what is cached of a token sequence behind a prefix, with everything below. C++: truncateBlocks.
+
+        Works on whole blocks of unconstrained keys; the block in which the prefix ends, and one that starts
+        right behind it, stay. Sequences keep the blocks they hold.
+        """
+        tokens = to_token_array(target_tokens)
+        width = self._tokens_per_block
+        keys: list[PackedKey] = [tokens[i : i + width].tobytes() for i in range(0, len(tokens), width)]
+        with self._lock:
+            self._block_manager.truncate_blocks(keys, num_tokens_to_keep)
+
+    def reset_reuse_state(self) -> None:
+        """Forget everything cached. C++: resetReuseState."""
+        with self._lock:
+            self._block_manager.reset_reuse_state()
+
+    def copy_linear_attention_block(self, llm_request: LlmRequest) -> bool:
+        """Carry recurrent states over a block boundary; call before each forward step. Whether a copy was issued.
+
+        C++: copyLinearAttentionBlock.
+        """
+        if not self._enable_block_reuse:
+            return False
+        with self._lock:
+            sequence = self.get_sequence(llm_request.request_id)
+            return self._block_manager.copy_linear_attention_block(sequence, llm_request)
+
+    def copy_linear_attention_block_batch(self, llm_requests: Iterable[LlmRequest]) -> bool:
+        """``copy_linear_attention_block`` for each request; whether any copy was issued."""
+        return any([self.copy_linear_attention_block(request) for request in llm_requests])
+
+    def commit_and_get_block_hashes_for_request(self, llm_request: LlmRequest, window_size: WindowSize) -> list[int]:
+        """Chain hashes of a sequence's full blocks, the newest token included. One beam only.
+
+        Blocks not flagged full are keyed and hashed now; others keep their stored hash.
+        C++: commitAndGetBlockHashesForRequest.
+        """
+        if llm_request.beam_width != 1:
+            raise InvalidInputError(f"request {llm_request.request_id} has {llm_request.beam_width} beams; hashes need one")
+        with self._lock:
+            window = self.get_sequence(llm_request.request_id).get_window(window_size)
+            if window.num_front_blocks_removed:
+                raise InvalidInputError(
+                    f"request {llm_request.request_id} has left window {window_size} by "
+                    f"{window.num_front_blocks_removed} blocks; their hashes are gone"
+                )
+            num_full = llm_request.get_num_tokens(0) // self._tokens_per_block
+            limit = min(num_full, len(window.block_ids[0]))
+            keys = build_block_keys(llm_request, self._tokens_per_block, limit * self._tokens_per_block, False)
+            blocks = window.held[:: llm_request.beam_width][:limit]
+            for block, key in zip(blocks, keys, strict=True):
+                if not block.is_full or (not self._compatibility and block.block_key != key):
+                    block.set_block_key(key, is_full=True)
+                    block.compute_hash()
+            return [block.hash for block in blocks]
+
+    # -- budgets --------------------------------------------------------------------------------------------
+
+    def set_spec_decoding_budget(self, num_extra_kv_tokens: int, draft_token_reserve: int) -> None:
+        """Tokens that budgets add to every prompt, and drafts to reckon with at least. C++: setSpecDecodingBudget."""
+        self._num_extra_kv_tokens = num_extra_kv_tokens
+        self._draft_token_reserve = draft_token_reserve
+
+    def analyze_prefix_reuse(
+        self, llm_request: LlmRequest, tokens: array[int] | None = None
+    ) -> PrefixReuseSummary:
+        """Count cached full blocks of a request's tokens (beam 0, or those given). One window only.
+
+        Changes nothing. C++: analyzePrefixReuse.
+        """
+        with self._lock:
+            if tokens is None or tokens is llm_request.get_tokens(0):
+                keys = build_block_keys(
+                    llm_request, self._tokens_per_block, llm_request.get_num_tokens(0), False
+                )
+            else:
+                keys = build_block_keys_of(llm_request, tokens, self._tokens_per_block, len(tokens), False)
+            return self._block_manager.analyze_prefix_reuse(keys)
+
+    def probe_prefix_match_length(self, llm_request: LlmRequest) -> int:
+        """Prompt tokens that admission would find now: the minimum over windows. Changes and holds nothing."""
+        if not self._enable_block_reuse:
+            return 0
+        with self._lock:
+            limit = MAX_INT32
+            for window_size, manager in reversed(self._windows):
+                length = min(llm_request.prompt_len, self.window_sizes_metadata[window_size].max_token_num)
+                (claim,) = manager.plan_batch([llm_request], [length], [llm_request.beam_width], True, [limit])
+                limit = claim.prepopulated_len
+            return limit
+
+    def _uses_summary(self, llm_request: LlmRequest) -> bool:
+        return self._enable_block_reuse and not self.is_variable_window and not self.cross_kv
+
+    def get_needed_blocks_one_step(
+        self,
+        llm_request: LlmRequest,
+        two_steps_look_ahead: bool,
+        window_size: WindowSize,
+        cached_summary: PrefixReuseSummary | None = None,
+    ) -> int:
+        """Blocks a request needs in a window for its next step (or two). C++: getNeededBlocksOneStep.
+
+        Writes the request's estimated reusable tokens: cached blocks of a first chunk, else 0. Only cached
+        blocks that somebody holds lower the need, as free ones count as free already.
+        """
+        llm_request.set_estimated_reusable_tokens(0)
+        is_disagg = llm_request.is_disagg_generation_init_state
+        if is_disagg or (llm_request.is_context_init_state and llm_request.is_first_context_chunk):
+            return self._needed_for_context(llm_request, window_size, cached_summary, credit_reuse=not is_disagg)
+        if not llm_request.is_generation_in_progress_state or self.cross_kv:
+            return 0
+        return self._needed_for_generation(llm_request, two_steps_look_ahead, window_size)
+
+    def _needed_for_context(
+        self,
+        llm_request: LlmRequest,
+        window_size: WindowSize,
+        cached_summary: PrefixReuseSummary | None,
+        credit_reuse: bool,
+    ) -> int:
+        tokens_per_block = self._tokens_per_block
+        linear = self._block_manager.linear_attention_metadata
+        if window_size == RECURRENT_STATES and linear is not None and not self._compatibility:
+            return linear.calc_num_blocks_needed_for_req(
+                llm_request.prompt_len, tokens_per_block, self._enable_block_reuse
+            )
+        length = llm_request.encoder_output_len if self.cross_kv else llm_request.prompt_len
+        num_drafts = max(llm_request.num_draft_tokens, self._draft_token_reserve)
+        cached_len = min(length, window_size + self._chunk_size) + self._num_extra_kv_tokens + num_drafts
+        if window_size == RECURRENT_STATES and linear is not None:
+            return linear.calc_num_blocks_needed_for_req(cached_len, tokens_per_block, self._enable_block_reuse)
+        num_shared = cached_len // tokens_per_block
+        required = num_shared + ceil_div(cached_len % tokens_per_block, tokens_per_block) * llm_request.beam_width
+        if not credit_reuse or not self._uses_summary(llm_request):
+            return required
+        summary = self.analyze_prefix_reuse(llm_request) if cached_summary is None else cached_summary
+        input_len = min(llm_request.prompt_len, window_size + self._chunk_size)
+        if input_len < 1:
+            raise InvalidInputError(f"request {llm_request.request_id} has an empty prompt; give at least 1 token")
+        limit = min(num_shared, (input_len - 1) // tokens_per_block)
+        llm_request.set_estimated_reusable_tokens(min(summary.reusable_blocks_all, limit) * tokens_per_block)
+        return required - min(summary.reusable_blocks_allocated, limit)
+
+    def _needed_for_generation(
+        self, llm_request: LlmRequest, two_steps_look_ahead: bool, window_size: WindowSize
+    ) -> int:
+        tokens_per_block = self._tokens_per_block
+        num_tokens = self.get_sequence(llm_request.request_id).num_tokens
+        linear = self._block_manager.linear_attention_metadata
+        if window_size == RECURRENT_STATES and linear is not None:
+            return linear.calc_num_additional_blocks_needed_for_req(
+                num_tokens, llm_request.prompt_len, tokens_per_block, self._enable_block_reuse
+            )
+        metadata = self.window_sizes_metadata.get(window_size)
+        if metadata is None:
+            raise UnknownIdError(f"window {window_size} is not managed; choose one of {list(self.window_sizes_metadata)}")
+        tokens_per_step = max(llm_request.num_draft_tokens, self._draft_token_reserve) + 1
+        num_next = min(
+            num_tokens + (2 if two_steps_look_ahead else 1) * tokens_per_step,
+            metadata.max_blocks_per_seq * tokens_per_block,
+        )
+        new_blocks = ceil_div(num_next, tokens_per_block) - ceil_div(num_tokens, tokens_per_block)
+        return new_blocks * llm_request.beam_width
+
+    def get_remaining_blocks_to_completion(
+        self,
+        llm_request: LlmRequest,
+        window_size: WindowSize,
+        cached_summary: PrefixReuseSummary | None = None,
+    ) -> int:
+        """Blocks a request will still take in a window until its last token. C++: getRemainingBlocksToCompletion.
+
+        Writes the request's estimated reusable tokens as ``get_needed_blocks_one_step`` does. May be negative.
+        """
+        llm_request.set_estimated_reusable_tokens(0)
+        tokens_per_block = self._tokens_per_block
+        if self.cross_kv:
+            is_start = llm_request.is_context_init_state and llm_request.context_current_position == 0
+            return ceil_div(llm_request.encoder_output_len, tokens_per_block) if is_start else 0
+        if window_size == RECURRENT_STATES:
+            remaining = self._remaining_recurrent(llm_request)
+            if remaining is not None:
+                return remaining
+        return self._remaining_attention(llm_request, window_size, cached_summary)
+
+    def _remaining_recurrent(self, llm_request: LlmRequest) -> int | None:
+        linear = self._block_manager.linear_attention_metadata
+        if linear is None:
+            raise UnknownIdError("there is no recurrent window; ask for one of the attention windows")
+        if llm_request.is_generation_in_progress_state:
+            return linear.calc_num_additional_blocks_needed_for_req(
+                llm_request.get_num_tokens(0), llm_request.prompt_len, self._tokens_per_block, self._enable_block_reuse
+            )
+        if llm_request.is_context_finished and self._compatibility:
+            return None
+        if llm_request.request_id in self._sequences:
+            return 0
+        return linear.calc_num_blocks_needed_for_req(
+            llm_request.prompt_len, self._tokens_per_block, self._enable_block_reuse
+        )
+
+    def _remaining_attention(
+        self, llm_request: LlmRequest, window_size: WindowSize, cached_summary: PrefixReuseSummary | None
+    ) -> int:
+        tokens_per_block = self._tokens_per_block
+        prompt_len, beam_width = llm_request.prompt_len, llm_request.beam_width
+        final_len = prompt_len + llm_request.max_new_tokens
+        held_tokens = window_size + self._chunk_size
+        num_context = trunc_div(min(prompt_len, held_tokens), tokens_per_block)
+        num_total = -trunc_div(-min(final_len, held_tokens), tokens_per_block)
+        if min(final_len, held_tokens) > 0:
+            num_total = ceil_div(min(final_len, held_tokens), tokens_per_block)
+        num_allocated = 0
+        sequence = self._sequences.get(llm_request.request_id)
+        if sequence is not None:
+            window = sequence.get_window(window_size)
+            num_allocated = len(window.block_ids[0]) - window.num_front_blocks_removed
+        num_reusable = 0
+        if (
+            self._uses_summary(llm_request)
+            and llm_request.is_context_init_state
+            and llm_request.is_first_context_chunk
+            and num_allocated == 0
+        ):
+            summary = self.analyze_prefix_reuse(llm_request) if cached_summary is None else cached_summary
+            limit = min(num_context, (prompt_len - 1) // tokens_per_block)
+            num_reusable = min(summary.reusable_blocks_allocated, limit)
+            llm_request.set_estimated_reusable_tokens(min(summary.reusable_blocks_all, limit) * tokens_per_block)
+        # A window that slides takes a block for its new end before it lets go of the one at its start.
+        last_block = ceil_div(final_len, tokens_per_block)
+        num_extra = int(
+            final_len > window_size
+            and last_block > ceil_div(llm_request.get_num_tokens(0), tokens_per_block)
+            and last_block > num_total
+        )
+        if num_allocated < num_context - num_reusable:
+            return num_context - num_reusable - num_allocated + (num_total - num_context + num_extra) * beam_width
+        return (num_total - num_reusable - num_allocated + num_extra) * beam_width
+
+    def get_max_capacity_batch_size(self, input_length: int, output_length: int) -> int:
+        """Sequences of these lengths that fit at once: the minimum over windows. C++: getMaxCapacityBatchSize."""
+        return min(
+            metadata.allotted_primary_blocks
+            // capacity_estimation.calculate_max_block_requirements(
+                input_length, output_length, 0, window_size, self._max_beam_width, self._tokens_per_block
+            )
+            for window_size, metadata in self.window_sizes_metadata.items()
+        )
+
+    # -- scheduling simulation --------------------------------------------------------------------------------
+
+    def start_scheduling(self) -> None:
+        """Begin a simulation of removals. C++: startScheduling."""
+        self._block_manager.start_scheduling()
+
+    def scheduling_remove_sequence(self, request_id: RequestId) -> None:
+        """Simulate the removal of a sequence. C++: schedulingRemoveSequence."""
+        self._block_manager.scheduling_release_blocks(request_id)
+
+    def scheduling_has_free_blocks(self, num_required: int, window_size: WindowSize) -> bool:
+        """Whether that many blocks of a window are free in the simulation."""
+        return self._block_manager.scheduling_has_free_blocks(num_required, window_size)
+
+    def scheduling_num_free_blocks(self, window_size: WindowSize) -> int:
+        """Free blocks of a window in the simulation."""
+        return self._block_manager.get_window_block_manager(window_size).scheduling_num_free_blocks
+
+    # -- queries ------------------------------------------------------------------------------------------------
+
+    def get_token_count(self, request_id: RequestId) -> int:
+        """Tokens of a sequence."""
+        return self.get_sequence(request_id).num_tokens
+
+    def get_cache_block_ids(self, request_id: RequestId, window_size: WindowSize) -> list[list[BlockId]]:
+        """Block ids per beam (a copy); positions that left a sliding window keep their old id."""
+        return [list(ids) for ids in self.get_sequence(request_id).get_cache_block_ids(window_size)]
+
+    def get_batch_cache_block_ids(
+        self, request_ids: Iterable[RequestId], window_size: WindowSize
+    ) -> list[list[list[BlockId]]]:
+        """``get_cache_block_ids`` for each request."""
+        return [self.get_cache_block_ids(request_id, window_size) for request_id in request_ids]
+
+    def get_last_block_id(self, request_id: RequestId) -> BlockId | None:
+        """Last block of beam 0 in the smallest window."""
+        ids = self.get_sequence(request_id).get_cache_block_ids(self._block_manager.first_window_size)[0]
+        return ids[-1] if ids else None
+
+    def get_priority_by_block_id(self, block_id: BlockId, window_size: WindowSize) -> Priority:
+        """Retention priority of a block; the default for unknown blocks and windows."""
+        try:
+            return self._block_manager.get_block_by_id(block_id, window_size).priority
+        except UnknownIdError:
+            return DEFAULT_RETENTION_PRIORITY
+
+    def find_blocks_in_reuse_tree_by_block_key(
+        self, block_key: PackedKey | BlockKey, window_size: WindowSize
+    ) -> KVCacheBlock | None:
+        """The cached block at the end of a key of any length; the root block for an empty key. Changes nothing.
+
+        The last block may match in part. C++: findBlocksInReuseTreeByBlockKey.
+        """
+        key = block_key.packed if isinstance(block_key, BlockKey) else block_key
+        with self._lock:
+            return self._block_manager.get_window_block_manager(
+                window_size
+            ).find_blocks_in_reuse_tree_by_block_key(key)
+
+    def find_blocks_in_reuse_tree_by_block_keys(
+        self, block_keys: Sequence[PackedKey | BlockKey], window_size: WindowSize
+    ) -> KVCacheBlock | None:
+        """The cached block at the end of a list of keys, one per block. Changes nothing."""
+        keys = [key.packed if isinstance(key, BlockKey) else key for key in block_keys]
+        with self._lock:
+            return self._block_manager.get_window_block_manager(
+                window_size
+            ).find_blocks_in_reuse_tree_by_block_keys(keys)
+
+    # -- block tables ---------------------------------------------------------------------------------------------
+
+    def copy_block_offsets(self, output: Any, output_slot_offset: int, request_id: RequestId) -> int:
+        """Write a sequence's rows into an offset table; returns the longest row. C++: copyBlockOffsets.
+
+        ``output``: int32 [pools, slots, 2 (K, V), max blocks per sequence], a numpy array or CPU tensor; rows go to
+        the slots from ``output_slot_offset``, one per beam. Columns behind a row are left as they are.
+        """
+        import numpy
+
+        sequence = self.get_sequence(request_id)
+        table = numpy.asarray(output)
+        longest = pool_idx = 0
+        for window_size, manager in self._windows:
+            window = sequence.get_window(window_size)
+            rows = [
+                numpy.asarray(slots[: len(ids)], dtype=numpy.int32)
+                for slots, ids in zip(window.slots, window.block_ids, strict=True)
+            ]
+            for pool in manager.pools.pools:
+                stride = pool.kv_factor if pool.layer_first_layout else pool.num_layers * pool.kv_factor
+                if not pool.is_data_pool:
+                    stride = pool.num_layers * manager.pools.kv_factor
+                for beam_idx, row in enumerate(rows):
+                    _write_row(table[pool_idx, output_slot_offset + beam_idx], row, stride, manager.pools.kv_factor)
+                    longest = max(longest, len(row))
+                pool_idx += 1
+        return longest
+
+    def get_block_offsets_of_batch(
+        self, output: Any, first_batch_slot_idx: int, batch_size: int, beam_width: int
+    ) -> None:
+        """``copy_block_offsets`` for the requests of consecutive ids, ``beam_width`` slots each."""
+        for index in range(batch_size):
+            self.copy_block_offsets(output, index * beam_width, first_batch_slot_idx + index)
+
+    # -- events, statistics, housekeeping -----------------------------------------------------------------------------
+
+    def flush_iteration_events(self) -> None:
+        """Hand collected events over to readers; call once per iteration. C++: flushIterationEvents."""
+        with self._lock:
+            self._block_manager.flush_iteration_events()
+
+    def get_latest_events(self, timeout_ms: float | None = None) -> list[KVCacheEvent]:
+        """Flushed events since the last call; waits up to the timeout if there are none. C++: getLatestEvents."""
+        return self._block_manager.get_latest_events(timeout_ms)
+
+    def refresh_blocks(self) -> None:
+        """Apply expired durations, and order compute work behind transfers. C++: refreshBlocks."""
+        with self._lock:
+            self._block_manager.refresh_blocks()
+
+    def sync_transfer_manager_with_buffer_manager(self) -> None:
+        """Order transfers behind compute work."""
+        self._block_manager.sync_transfer_manager_with_buffer_manager()
+
+    def verify_queue_integrity(self, window_size: WindowSize) -> bool:
+        """Whether a window's queues hold free blocks of their level only."""
+        return self._block_manager.verify_queue_integrity(window_size)
+
+    def get_kv_cache_stats(self) -> KvCacheStats:
+        """Totals since construction. C++: getKvCacheStats.
+
+        Blocks are those of the primary level; the secondary level is reported apart. In compatibility mode
+        ``max_num_blocks`` and ``used_num_blocks`` include it, as in the reference.
+        """
+        manager = self._block_manager
+        free = manager.num_free_blocks
+        most = manager.max_num_blocks if self._compatibility else manager.num_primary_blocks
+        reused, missed = manager.num_reused_blocks, manager.num_missed_blocks
+        return KvCacheStats(
+            max_num_blocks=most,
+            free_num_blocks=free,
+            used_num_blocks=most - free,
+            tokens_per_block=self._tokens_per_block,
+            alloc_total_blocks=manager.num_alloc_total_blocks,
+            alloc_new_blocks=manager.num_alloc_new_blocks,
+            reused_blocks=reused,
+            missed_blocks=missed,
+            cache_hit_rate=reused / (reused + missed) if reused else 0.0,
+            num_free_blocks_per_window_size=manager.get_num_free_blocks_per_window_size(),
+            allocated_bytes=self._allocated_bytes,
+            secondary_max_num_blocks=manager.num_secondary_blocks,
+            secondary_free_num_blocks=manager.num_free_secondary_blocks,
+        )
+
+    def get_iteration_stats(self) -> dict[WindowSize, KvCacheIterationStats]:
+        """Gauges, and counters since the last call, by window. C++: getIterationStats."""
+        with self._lock:
+            return self._block_manager.get_and_reset_iteration_stats()
+
+    calculate_max_num_blocks = staticmethod(capacity_estimation.calculate_max_num_blocks)
+    calculate_max_block_requirements = staticmethod(capacity_estimation.calculate_max_block_requirements)
+    calculate_max_block_requirements_per_beam = staticmethod(
+        capacity_estimation.calculate_max_block_requirements_per_beam
+    )
+    calculate_max_attention_window = staticmethod(capacity_estimation.calculate_max_attention_window)
+    get_sink_bubble_length = staticmethod(capacity_estimation.get_sink_bubble_length)
+    group_layers_by_window_size = staticmethod(capacity_estimation.group_layers_by_window_size)
+    calculate_cache_size_per_token_for_single_window_size = staticmethod(
+        capacity_estimation.calculate_cache_size_per_token_for_single_window_size
+    )
+    calculate_window_size_to_share = staticmethod(capacity_estimation.calculate_window_size_to_share)
+
+
+def _write_row(target: Any, slots: Any, stride: int, kv_factor: int) -> None:
+    """Write one beam's K and V rows: slot times the slot's stride, plus the field; NULL_INDEX stays."""
+    missing = slots == NULL_INDEX
+    for field in (0, 1):
+        values = slots * stride + (field if kv_factor == 2 else 0)
+        values[missing] = NULL_INDEX
+        target[field, : len(slots)] = values

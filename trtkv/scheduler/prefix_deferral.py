@@ -1,0 +1,94 @@
+"""Holding back requests whose next missing block another request of the same step is about to compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from trtkv.common import RequestId
+from trtkv.errors import InvalidInputError
+from trtkv.llm_request import LlmRequest
+from trtkv.scheduler.budget_protocols import KvCacheBudget
+from trtkv.window_size_metadata import PrefixReuseSummary
+
+
+class PrefixSummaries:
+    """Prefix summaries of one manager, each taken once per request and scheduling call.
+
+    Only a context request on its first chunk has one, with reuse on and a single window.
+    ``by_encoder`` looks up encoder tokens, as a cross cache does; in compatibility mode a request
+    without them is an error.
+    """
+
+    def __init__(
+        self, kv_cache_manager: KvCacheBudget | None, *, by_encoder: bool = False, compatibility: bool = False
+    ) -> None:
+        usable = kv_cache_manager is not None and kv_cache_manager.enable_block_reuse
+        self._kv_cache_manager = kv_cache_manager if usable else None
+        self._by_encoder = by_encoder
+        self._compatibility = compatibility
+        self._summaries: dict[RequestId, PrefixReuseSummary] = {}
+
+    def take(self, request: LlmRequest) -> PrefixReuseSummary | None:
+        """Summary of a request that starts its context, or None."""
+        if self._kv_cache_manager is None or self._kv_cache_manager.is_variable_window:
+            return None
+        if not (request.is_context_init_state and request.is_first_context_chunk):
+            return None
+        summary = self._summaries.get(request.request_id)
+        if summary is None:
+            summary = self.walk(request)
+            if summary is not None:
+                self._summaries[request.request_id] = summary
+        return summary
+
+    def walk(self, request: LlmRequest) -> PrefixReuseSummary | None:
+        """Summary of any request; None without reuse or when there are no tokens to look up."""
+        if self._kv_cache_manager is None:
+            return None
+        if not self._by_encoder:
+            return self._kv_cache_manager.analyze_prefix_reuse(request)
+        if request.encoder_tokens is None:
+            if self._compatibility:
+                raise InvalidInputError(f"request {request.request_id} has no encoder tokens to look up; give them")
+            return None
+        return self._kv_cache_manager.analyze_prefix_reuse(request, request.encoder_tokens)
+
+
+class PrefixDeferral:
+    """First missing blocks that requests of this step contribute, in the self and the cross cache."""
+
+    def __init__(self, self_summaries: PrefixSummaries, cross_summaries: PrefixSummaries | None = None) -> None:
+        self._self_summaries = self_summaries
+        self._cross_summaries = cross_summaries
+        self._contributed: set[object] = set()
+        self._cross_contributed: set[object] = set()
+
+    def add_started_contexts(self, requests: Iterable[LlmRequest]) -> None:
+        """Register every request between two chunks, wherever it stands: its blocks are on their way."""
+        for request in requests:
+            if request.is_context_init_state and not request.is_first_context_chunk:
+                cross = None if self._cross_summaries is None else self._cross_summaries.walk(request)
+                self.register(self._self_summaries.walk(request), cross)
+
+    def is_beneficial_to_skip(
+        self, summary: PrefixReuseSummary | None, cross_summary: PrefixReuseSummary | None = None
+    ) -> bool:
+        """Whether the first missing block of a request is among the contributed ones."""
+        return _first_new_block(summary) in self._contributed or (
+            _first_new_block(cross_summary) in self._cross_contributed
+        )
+
+    def register(self, summary: PrefixReuseSummary | None, cross_summary: PrefixReuseSummary | None = None) -> None:
+        """Add the first missing block of a request that will compute it."""
+        _add(self._contributed, summary)
+        _add(self._cross_contributed, cross_summary)
+
+
+def _first_new_block(summary: PrefixReuseSummary | None) -> object:
+    return None if summary is None else summary.first_new_block
+
+
+def _add(contributed: set[object], summary: PrefixReuseSummary | None) -> None:
+    first_new_block = _first_new_block(summary)
+    if first_new_block is not None:
+        contributed.add(first_new_block)

@@ -1,0 +1,83 @@
+"""Refusal of requests that the empty pools could not serve."""
+
+from __future__ import annotations
+
+from trtkv.capacity_estimation import calculate_max_block_requirements
+from trtkv.common import WindowSize
+from trtkv.errors import OutOfBlocksError
+from trtkv.linear_attention import has_recurrent_states_cache
+from trtkv.llm_request import LlmRequest
+from trtkv.scheduler.budget_protocols import BasePeftCacheManager, KvCacheBudget
+from trtkv.window_size_metadata import PrefixReuseSummary, WindowSizeMetadata
+
+_NO_REUSE = PrefixReuseSummary(0, 0)
+
+
+def check_blocks_can_ever_fit(
+    request: LlmRequest, manager: KvCacheBudget, num_steps_look_ahead: int = 1, *, to_completion: bool = True
+) -> None:
+    """Raise OutOfBlocksError if some window has fewer primary blocks than the request holds at its largest.
+
+    ``to_completion``: whether requests are admitted by their blocks up to completion, which then must fit
+    as well. For a request that has not started. Changes nothing.
+    """
+    for window, metadata in manager.window_sizes_metadata.items():
+        required = _count_required_blocks(request, manager, window, metadata, num_steps_look_ahead, to_completion)
+        available = metadata.allotted_primary_blocks
+        if required > available:
+            what = "recurrent states" if has_recurrent_states_cache(window) else f"window {window}"
+            raise OutOfBlocksError(
+                f"request {request.request_id} ({request.prompt_len} prompt tokens, {request.max_new_tokens} new ones, "
+                f"beam width {request.beam_width}) needs {required} blocks of {manager.tokens_per_block} tokens in "
+                f"{what}, the whole pool has {available}; shorten the request or enlarge the cache"
+            )
+
+
+def check_pages_can_ever_fit(request: LlmRequest, peft_cache_manager: BasePeftCacheManager) -> None:
+    """Raise OutOfBlocksError if the adapter of a request exceeds the whole adapter cache. Changes nothing."""
+    if request.lora_task_id is None:
+        return
+    num_pages = peft_cache_manager.determine_num_pages(request)
+    if num_pages > peft_cache_manager.max_device_pages:
+        raise OutOfBlocksError(
+            f"adapter {request.lora_task_id} of request {request.request_id} needs {num_pages} pages, the adapter "
+            f"cache has {peft_cache_manager.max_device_pages}; use a smaller adapter or enlarge its cache"
+        )
+
+
+def _count_required_blocks(
+    request: LlmRequest,
+    manager: KvCacheBudget,
+    window: WindowSize,
+    metadata: WindowSizeMetadata,
+    num_steps_look_ahead: int,
+    to_completion: bool,
+) -> int:
+    estimate = request.estimated_reusable_tokens
+    try:
+        required = manager.get_needed_blocks_one_step(request, False, window, _NO_REUSE)
+        if to_completion:
+            remaining = manager.get_remaining_blocks_to_completion(request, window, _NO_REUSE)
+            required = max(required, remaining)
+    finally:
+        request.set_estimated_reusable_tokens(estimate)
+    if has_recurrent_states_cache(window) or manager.cross_kv:
+        return required
+    return max(required, _count_peak_blocks(request, manager.tokens_per_block, metadata, num_steps_look_ahead))
+
+
+def _count_peak_blocks(
+    request: LlmRequest, tokens_per_block: int, metadata: WindowSizeMetadata, num_steps_look_ahead: int
+) -> int:
+    """Blocks held at most: the whole prompt at admission, later up to a window and the drafts of a step."""
+    max_tokens = metadata.max_blocks_per_seq * tokens_per_block
+    prompt_len = min(request.prompt_len, max_tokens)
+    num_shared = prompt_len // tokens_per_block
+    at_admission = num_shared + (request.beam_width if prompt_len % tokens_per_block else 0)
+    step_tokens = num_steps_look_ahead * (request.num_draft_tokens + 1)
+    num_new_tokens = max(request.max_new_tokens - 1 + step_tokens, 0)
+    num_new_tokens = min(num_new_tokens, max_tokens - prompt_len)
+    while_generating = calculate_max_block_requirements(
+        prompt_len, num_new_tokens, 0, metadata.window_size, request.beam_width, tokens_per_block
+    )
+    return max(at_admission, while_generating)

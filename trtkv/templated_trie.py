@@ -1,0 +1,251 @@
+"""A prefix tree whose nodes hold one value per channel. It knows nothing of KV caches.
+
+A node lives as long as it has a value or a child; clearing the last one removes it and cascades upwards.
+Most nodes have one child, so children are kept as None, as the child itself, or as a map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+from trtkv.errors import check
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class ChildMap(dict[Any, Any]):
+    """Children by key, with an index by what a partial match must share; the index is built at first use."""
+
+    __slots__ = ("index",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index: dict[object, dict[Any, None]] | None = None
+
+
+class Node(Generic[K, V]):
+    """One position in the tree: a key below its parent and a value per channel. C++: templated_trie::Node.
+
+    Channel 0 has a slot of its own, other channels share a map, so that trees with one channel stay small.
+    Subclasses supply the three key functions.
+    """
+
+    __slots__ = ("children", "key", "other_values", "parent", "value")
+
+    needs_order: ClassVar[bool] = False
+
+    def __init__(self, key: K, parent: Node[K, V] | None) -> None:
+        self.key = key
+        self.parent = parent
+        self.children: Any = None
+        self.value: V | None = None
+        self.other_values: dict[int, V] | None = None
+
+    @staticmethod
+    def match_index(key: Any) -> object:
+        """What two keys must share for any partial match."""
+        raise NotImplementedError
+
+    @staticmethod
+    def num_matching_tokens(key: Any, other: Any) -> int:
+        """Leading tokens that two keys share."""
+        raise NotImplementedError
+
+    @staticmethod
+    def supports_partial_matching(key: Any) -> bool:
+        """Whether a key may match in part."""
+        raise NotImplementedError
+
+    # -- values -----------------------------------------------------------------------------------
+
+    def get_value(self, channel: int) -> V | None:
+        """Value of a channel, or None."""
+        if channel == 0:
+            return self.value
+        return None if self.other_values is None else self.other_values.get(channel)
+
+    def try_set_value(self, channel: int, value: V, overwrite: bool = False) -> bool:
+        """Set the value of a channel; False and no change if there is one and it must stay."""
+        if not overwrite and self.get_value(channel) is not None:
+            return False
+        if channel == 0:
+            self.value = value
+        else:
+            if self.other_values is None:
+                self.other_values = {}
+            self.other_values[channel] = value
+        return True
+
+    def clear_value(self, channel: int) -> bool:
+        """Remove the value of a channel; prunes the node and its ancestors if nothing is left of them."""
+        if channel == 0:
+            if self.value is None:
+                return False
+            self.value = None
+        else:
+            if self.other_values is None or self.other_values.pop(channel, None) is None:
+                return False
+            if not self.other_values:
+                self.other_values = None
+        if self.children is None and self.value is None and self.other_values is None:
+            self.prune()
+        return True
+
+    @property
+    def has_values(self) -> bool:
+        """Whether any channel has a value."""
+        return self.value is not None or self.other_values is not None
+
+    def values(self) -> dict[int, V]:
+        """All values by channel."""
+        result = {} if self.value is None else {0: self.value}
+        return result | (self.other_values or {})
+
+    # -- children ---------------------------------------------------------------------------------
+
+    @property
+    def has_children(self) -> bool:
+        """Whether there is any child, with or without values."""
+        return self.children is not None
+
+    def find_matching_node(self, key: K) -> Node[K, V] | None:
+        """The child of exactly this key."""
+        children = self.children
+        if children is None:
+            return None
+        if children.__class__ is ChildMap:
+            return cast("Node[K, V] | None", children.get(key))
+        return cast("Node[K, V]", children) if children.key == key else None
+
+    def insert_node(self, key: K) -> Node[K, V]:
+        """Create the child of this key, which must not exist yet."""
+        node = self.__class__(key, self)
+        children = self.children
+        if children is None:
+            self.children = node
+            return node
+        if children.__class__ is not ChildMap:
+            only = children
+            children = self.children = ChildMap()
+            children[only.key] = only
+        children[key] = node
+        if children.index is not None:
+            children.index.setdefault(self.match_index(key), {})[node] = None
+        return node
+
+    def remove_node(self, node: Node[K, V]) -> None:
+        """Unlink a child. C++: Node::clearNode, which also prunes this node; see ``prune``."""
+        children = self.children
+        if children is node:
+            self.children = None
+        else:
+            check(children.__class__ is ChildMap and children.get(node.key) is node, "a pruned node was not a child")
+            del children[node.key]
+            index = children.index
+            if index is not None:
+                entry = self.match_index(node.key)
+                del index[entry][node]
+                if not index[entry]:
+                    del index[entry]
+            if not children:
+                self.children = None
+        node.parent = None
+
+    def prune(self) -> None:
+        """Remove this node, and every ancestor that is left without values and children; the root stays."""
+        node: Node[K, V] = self
+        while node.children is None and node.value is None and node.other_values is None:
+            parent = node.parent
+            if parent is None:
+                return
+            parent.remove_node(node)
+            node = parent
+
+    def ordered_children(self) -> Iterable[Node[K, V]]:
+        """Children in the order that decides between equal partial matches: most recently inserted first."""
+        children = self.children
+        if children is None:
+            return ()
+        if children.__class__ is ChildMap:
+            return reversed(children.values())
+        return (children,)
+
+    def find_partially_matching_nodes(self, key: K) -> list[tuple[int, Node[K, V]]]:
+        """Children that share leading tokens, as (shared tokens, child), longest first.
+
+        Equal lengths come in the order of ``ordered_children``.
+        """
+        if self.children is None or not self.supports_partial_matching(key):
+            return []
+        matches = []
+        for node in self._candidates(key):
+            matched = self.num_matching_tokens(key, node.key)
+            if matched:
+                matches.append((matched, node))
+        if len(matches) > 1:
+            matches.sort(key=_longest_first)
+        return matches
+
+    def _candidates(self, key: K) -> Iterator[Node[K, V]]:
+        children = self.children
+        if children.__class__ is not ChildMap:
+            return iter((children,))
+        if children.index is None:
+            index: dict[object, dict[Any, None]] = {}
+            for child_key, child in children.items():
+                index.setdefault(self.match_index(child_key), {})[child] = None
+            children.index = index
+        return reversed(children.index.get(self.match_index(key), _NO_CHILDREN))
+
+
+_NO_CHILDREN: dict[Any, None] = {}
+
+
+def _longest_first(match: tuple[int, object]) -> int:
+    return -match[0]
+
+
+class Trie(Generic[K, V]):
+    """Tree of nodes below one root. C++: templated_trie::Trie."""
+
+    def __init__(self, node_class: type[Node[K, V]], root_key: K) -> None:
+        self._node_class = node_class
+        self._root = node_class(root_key, None)
+
+    @property
+    def root(self) -> Node[K, V]:
+        """The root: no parent, never pruned."""
+        return self._root
+
+    def insert_nodes(self, prefix: Iterable[K]) -> list[Node[K, V]]:
+        """The nodes along a prefix, creating those that are missing."""
+        node = self._root
+        result = []
+        for key in prefix:
+            child = node.find_matching_node(key)
+            node = node.insert_node(key) if child is None else child
+            result.append(node)
+        return result
+
+    def lookup_nodes(self, prefix: Iterable[K]) -> list[Node[K, V]]:
+        """The nodes along a prefix as far as they exist."""
+        node = self._root
+        result = []
+        for key in prefix:
+            child = node.find_matching_node(key)
+            if child is None:
+                break
+            node = child
+            result.append(node)
+        return result
+
+    def count_number_of_nodes(self) -> int:
+        """Nodes below the root; walks the whole tree."""
+        count = 0
+        stack = list(self._root.ordered_children())
+        while stack:
+            count += 1
+            stack.extend(stack.pop().ordered_children())
+        return count

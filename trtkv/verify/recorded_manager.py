@@ -1,0 +1,174 @@
+"""RecordedManager: the manager of a TraceRecorder as its driver sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trtkv.common import BlockId, RequestId, TokenId, WindowSize
+from trtkv.llm_request import LlmRequest
+
+if TYPE_CHECKING:
+    from trtkv.verify.recorder import TraceRecorder
+    from trtkv.window_size_metadata import PrefixReuseSummary
+
+
+class RecordedManager:
+    """Has every method of the KVCacheManager. Those that change it are written as ops, the others are not.
+
+    Reading events and iteration statistics is not written either: a replay compares neither.
+    """
+
+    __slots__ = ("_recorder",)
+
+    def __init__(self, recorder: TraceRecorder) -> None:
+        self._recorder = recorder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._recorder.machine.state.manager, name)
+
+    def _record(self, op: str, **args: object) -> Any:
+        return self._recorder.execute(op, args)
+
+    def _record_with(self, op: str, request: LlmRequest, **args: object) -> Any:
+        self._recorder.check_own_request(request)
+        return self._record(op, id=request.request_id, **args)
+
+    # -- sequences ----------------------------------------------------------------------------------
+
+    def add_sequence_batch(
+        self, requests: Sequence[tuple[RequestId, int, int]], llm_requests: Sequence[LlmRequest]
+    ) -> None:
+        """Admit requests together."""
+        for request in llm_requests:
+            self._recorder.check_own_request(request)
+        self._record("add_sequence_batch", requests=[list(entry) for entry in requests])
+
+    def add_token(self, request_id: RequestId) -> None:
+        """One decode step of a sequence."""
+        self._record("add_token", id=request_id)
+
+    def add_tokens(self, request_ids: Sequence[RequestId]) -> None:
+        """One decode step of each sequence, written one by one."""
+        for request_id in request_ids:
+            self.add_token(request_id)
+
+    def rewind_kv_cache(self, request_id: RequestId, rewind_lengths: int) -> None:
+        """Take back the last tokens."""
+        self._record("rewind_kv_cache", id=request_id, n=rewind_lengths)
+
+    def remove_sequence(
+        self, request_id: RequestId, llm_request: LlmRequest | None = None, pin_on_release: bool = False
+    ) -> None:
+        """Release a sequence; its blocks are stored for reuse when the request is given."""
+        if llm_request is not None:
+            self._recorder.check_own_request(llm_request)
+        self._record("remove_sequence", id=request_id, with_request=llm_request is not None, pin=pin_on_release)
+
+    # -- storing and pinning --------------------------------------------------------------------------
+
+    def store_context_blocks(self, llm_request: LlmRequest) -> None:
+        """Store the full blocks of a prompt."""
+        self._record_with("store_context_blocks", llm_request)
+
+    def store_new_block(self, llm_request: LlmRequest) -> None:
+        """Store the block that a decode step has filled."""
+        self._record_with("store_new_block", llm_request)
+
+    def store_blocks_for_reuse(
+        self, request_id: RequestId, llm_request: LlmRequest, pin_blocks: bool = False
+    ) -> list[BlockId]:
+        """Store all blocks of a sequence and return the pinned ids."""
+        pinned: list[BlockId] = self._record_with("store_blocks_for_reuse", llm_request, pin=pin_blocks)
+        return pinned
+
+    def pin_blocks(self, request_id: RequestId) -> None:
+        """Pin the blocks of a sequence."""
+        self._record("pin_blocks", id=request_id)
+
+    def unpin_blocks_by_id(self, block_ids: Sequence[BlockId]) -> None:
+        """Unpin blocks."""
+        self._record("unpin_blocks_by_id", block_ids=list(block_ids))
+
+    def truncate_blocks(self, tokens: Sequence[TokenId], num_tokens_to_keep: int) -> None:
+        """Drop cached blocks behind a prefix."""
+        self._record("truncate_blocks", tokens=list(tokens), num_tokens_to_keep=num_tokens_to_keep)
+
+    def reset_reuse_state(self) -> None:
+        """Start with an empty tree."""
+        self._record("reset_reuse_state")
+
+    def commit_and_get_block_hashes_for_request(self, llm_request: LlmRequest, window_size: WindowSize) -> list[int]:
+        """Hashes of a sequence's full blocks."""
+        hashes = self._record_with("commit_and_get_block_hashes", llm_request, window=window_size)
+        return [int(value, 16) for value in hashes]
+
+    # -- iterations -----------------------------------------------------------------------------------
+
+    def refresh_blocks(self) -> None:
+        """Let expired priorities fall back."""
+        self._record("refresh_blocks")
+
+    def sync_transfer_manager_with_buffer_manager(self) -> None:
+        """Wait for transfers."""
+        self._record("sync_transfer_manager_with_buffer_manager")
+
+    def flush_iteration_events(self) -> None:
+        """Hand pending events over."""
+        self._record("flush_iteration_events")
+
+    def copy_linear_attention_block(self, llm_request: LlmRequest) -> bool:
+        """Copy a recurrent state to the next block."""
+        was_copied: bool = self._record_with("copy_linear_attention_block", llm_request)
+        return was_copied
+
+    # -- budgets and scheduling -------------------------------------------------------------------------
+
+    def start_scheduling(self) -> None:
+        """Begin a scheduling simulation."""
+        self._record("start_scheduling")
+
+    def scheduling_remove_sequence(self, request_id: RequestId) -> None:
+        """Remove a sequence in the simulation."""
+        self._record("scheduling_remove_sequence", id=request_id)
+
+    def get_needed_blocks_one_step(
+        self,
+        llm_request: LlmRequest,
+        two_steps_look_ahead: bool,
+        window_size: WindowSize,
+        cached_summary: PrefixReuseSummary | None = None,
+    ) -> int:
+        """Blocks of the next step; writes the request's estimate."""
+        num_blocks: int = self._record_with(
+            "get_needed_blocks_one_step",
+            llm_request,
+            two_steps_look_ahead=two_steps_look_ahead,
+            window=window_size,
+            cached_summary=_write_summary(cached_summary),
+        )
+        return num_blocks
+
+    def get_remaining_blocks_to_completion(
+        self, llm_request: LlmRequest, window_size: WindowSize, cached_summary: PrefixReuseSummary | None = None
+    ) -> int:
+        """Blocks up to the last token; writes the request's estimate."""
+        num_blocks: int = self._record_with(
+            "get_remaining_blocks_to_completion",
+            llm_request,
+            window=window_size,
+            cached_summary=_write_summary(cached_summary),
+        )
+        return num_blocks
+
+    def set_spec_decoding_budget(self, num_extra_kv_tokens: int, draft_token_reserve: int) -> None:
+        """Set what a step of speculative decoding may take."""
+        self._record(
+            "set_spec_decoding_budget",
+            num_extra_kv_tokens=num_extra_kv_tokens,
+            draft_token_reserve=draft_token_reserve,
+        )
+
+
+def _write_summary(summary: PrefixReuseSummary | None) -> list[int] | None:
+    return None if summary is None else [summary.reusable_blocks_allocated, summary.reusable_blocks_all]

@@ -1,0 +1,118 @@
+"""Taking blocks: victims, offloading instead of dropping, and bringing blocks back to the primary level."""
+
+from __future__ import annotations
+
+from trtkv.common import PRIMARY_LEVEL, SECONDARY_LEVEL, KvCacheTransferMode, Priority
+from trtkv.eviction_policy import LRUEvictionPolicy
+from trtkv.kv_cache_block import KVCacheBlock
+from trtkv.kv_cache_event_manager import KVCacheEventManager
+from trtkv.kv_cache_events import KVCacheUpdatedData
+from trtkv.kv_cache_transfer_manager import KVCacheTransferManager
+from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY
+from trtkv.window_block_manager.counters import BlockCounters
+from trtkv.window_block_manager.pools import WindowPools
+from trtkv.window_block_manager.reuse_matching import ReuseMatcher
+from trtkv.window_block_manager.settings import WindowSettings
+
+
+class BlockClaimer:
+    """Takes free blocks for one window; owns counters of blocks taken."""
+
+    def __init__(
+        self,
+        settings: WindowSettings,
+        pools: WindowPools,
+        matcher: ReuseMatcher,
+        policy: LRUEvictionPolicy,
+        transfer_manager: KVCacheTransferManager,
+        event_manager: KVCacheEventManager | None,
+        counters: BlockCounters,
+    ) -> None:
+        self._settings = settings
+        self._pools = pools
+        self._matcher = matcher
+        self._policy = policy
+        self._transfer_manager = transfer_manager
+        self._event_manager = event_manager
+        self._counters = counters
+
+    def get_free_block(
+        self,
+        priority: Priority = DEFAULT_RETENTION_PRIORITY,
+        duration_ms: int | None = None,
+        mode: KvCacheTransferMode = KvCacheTransferMode.DRAM,
+        directory: str = "",
+        want_placeholder: bool = False,
+    ) -> KVCacheBlock:
+        """Take the next victim out of its queue and out of the tree, offloading it first where that pays.
+
+        Raises OutOfBlocksError, with nothing changed, if none is free. C++: WindowBlockManager::getFreeBlock.
+        """
+        policy, counters = self._policy, self._counters
+        block, can_offload = policy.get_free_block(PRIMARY_LEVEL, want_placeholder)
+        has_tokens = block.has_tokens
+        counters.alloc_total += 1
+        if not has_tokens:
+            counters.alloc_new += 1
+        elif can_offload and policy.get_num_free_blocks(SECONDARY_LEVEL):
+            block = self._offload_victim(block, mode, directory)
+        if block._lookup_node is not None:
+            self.remove_from_tree(block)
+        policy.claim_block(block, priority, duration_ms)
+        return block
+
+    def _offload_victim(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> KVCacheBlock:
+        """Swap a primary victim with a secondary one; the latter's id, now primary, is what the caller gets."""
+        offload_block, _ = self._policy.get_free_block(SECONDARY_LEVEL)
+        # Both are claimed before the swap: afterwards their level, and so their queue, would be another.
+        self._policy.claim_block(block)
+        self._policy.claim_block(offload_block)
+        self._swap_out(block, offload_block, mode, directory)
+        self._policy.release_block(block)
+        return offload_block
+
+    def _swap_out(
+        self, block: KVCacheBlock, offload_block: KVCacheBlock, mode: KvCacheTransferMode, directory: str
+    ) -> None:
+        self._transfer_manager.offload(block, offload_block, self._pools.pools, 0, mode, directory)
+        block.swap_memory_pool_block_offset(offload_block)
+        if self._event_manager is not None and self._matcher.block_in_radix_tree(block):
+            self._event_manager.enqueue_updated_event(
+                KVCacheUpdatedData(block.hash, cache_level=(PRIMARY_LEVEL, SECONDARY_LEVEL)),
+                self._settings.window_size,
+            )
+
+    def remove_from_tree(self, block: KVCacheBlock) -> None:
+        """Detach one block, reporting it as removed; its descendants stay."""
+        if self._event_manager is not None and self._matcher.block_in_radix_tree(block):
+            self._event_manager.enqueue_removed_event(block, self._settings.window_size)
+        block.detach_from_lookup_node()
+
+    def onboard_block(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> None:
+        """Bring a claimed secondary block to the primary level; nothing for others.
+
+        C++: WindowBlockManager::onboardBlock.
+        """
+        if block.is_placeholder or block.is_primary:
+            return
+        helper = self.get_free_block(mode=mode, directory=directory)
+        self._transfer_manager.onboard(block, helper, self._pools.pools, 0, mode, directory)
+        block.swap_memory_pool_block_offset(helper)
+        if self._event_manager is not None:
+            self._event_manager.enqueue_updated_event(
+                KVCacheUpdatedData(block.hash, cache_level=(SECONDARY_LEVEL, PRIMARY_LEVEL)),
+                self._settings.window_size,
+            )
+        self._policy.release_block(helper)
+
+    def offload_block(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> None:
+        """Move a primary block to the secondary level, whoever holds it; a queue place of it is not changed.
+
+        Meant for blocks that somebody holds. C++: WindowBlockManager::offloadBlock.
+        """
+        if block.is_placeholder or not block.is_primary:
+            return
+        offload_block, _ = self._policy.get_free_block(SECONDARY_LEVEL)
+        self._policy.claim_block(offload_block)
+        self._swap_out(block, offload_block, mode, directory)
+        self._policy.release_block(offload_block)

@@ -1,0 +1,428 @@
+"""WindowBlockManager: all blocks of one attention window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from trtkv.block_key import PackedKey, chop_vector_into_blocks, token_bytes
+from trtkv.common import (
+    CACHED_BLOCKS_ROOT_ID,
+    PLACEHOLDER_BLOCK_ID,
+    PLACEHOLDER_LEVEL,
+    PRIMARY_LEVEL,
+    SECONDARY_LEVEL,
+    BlockId,
+    DataType,
+    KvCacheTransferMode,
+    RequestId,
+    WindowSize,
+    trunc_mod,
+)
+from trtkv.copy_engine import CopyEngine
+from trtkv.errors import UnknownIdError, check
+from trtkv.eviction_policy import LRUEvictionPolicy
+from trtkv.generation_request import GenerationRequest
+from trtkv.kv_cache_block import KVCacheBlock, PlaceholderBlock, create_root_block, create_swa_placeholder
+from trtkv.kv_cache_event_manager import KVCacheEventManager
+from trtkv.kv_cache_index import make_index
+from trtkv.kv_cache_transfer_manager import KVCacheTransferManager
+from trtkv.llm_request import LlmRequest
+from trtkv.radix_block_tree import UnifiedBlockTree
+from trtkv.stats import KvCacheIterationStats, hit_rate
+from trtkv.window_block_manager.claiming import BlockClaimer
+from trtkv.window_block_manager.counters import BlockCounters
+from trtkv.window_block_manager.loading import BatchSeqStats, BlockLoader, ClaimResult
+from trtkv.window_block_manager.pools import IndexerKCacheSettings, WindowPools
+from trtkv.window_block_manager.recurrent import RecurrentStates
+from trtkv.window_block_manager.releasing import BlockReleaser
+from trtkv.window_block_manager.reuse_matching import ReuseMatcher
+from trtkv.window_block_manager.sequences import SequenceBlocks, write_slot_at
+from trtkv.window_block_manager.settings import WindowSettings
+from trtkv.window_block_manager.storing import BlockStorer
+from trtkv.window_size_metadata import PrefixReuseSummary
+
+
+class WindowBlockManager:
+    """Blocks, queues, pools and sequences of one window. C++: WindowBlockManager.
+
+    Built from parts that each own some of the C++ members; most methods only hand the call on:
+    ``pools`` (WindowPools), ``matcher`` (finding, read only), ``claimer`` (taking), ``sequences`` (growing and
+    shrinking), ``loader`` (admission), ``storer`` (into the tree), ``releaser`` (letting go),
+    ``recurrent`` (recurrent states only).
+    """
+
+    def __init__(
+        self,
+        settings: WindowSettings,
+        managed_layers: Sequence[int],
+        num_kv_heads_per_layer: Sequence[int],
+        size_per_head: int,
+        dtype: DataType,
+        tree: UnifiedBlockTree,
+        copy_engine: CopyEngine,
+        event_manager: KVCacheEventManager | None,
+        clock: Callable[[], int],
+        secondary_offload_min_priority: int | None = None,
+        indexer_k_cache: IndexerKCacheSettings | None = None,
+    ) -> None:
+        self.settings = settings
+        self.pools = WindowPools(
+            settings, managed_layers, num_kv_heads_per_layer, size_per_head, dtype, indexer_k_cache
+        )
+        self._primary_blocks: list[KVCacheBlock] = []  # grown on demand: a block exists once it is used
+        self._secondary_blocks: list[KVCacheBlock] = []
+        self._placeholder_blocks: list[KVCacheBlock] = []
+        self.counters = BlockCounters()
+        self._reported = BlockCounters()
+        self.eviction_policy = LRUEvictionPolicy(
+            settings.num_primary_blocks,
+            settings.num_secondary_blocks,
+            self._make_block,
+            clock,
+            secondary_offload_min_priority,
+            settings.num_placeholder_blocks,
+        )
+        self.transfer_manager = KVCacheTransferManager(settings.window_size, copy_engine)
+        self.matcher = ReuseMatcher(settings, tree, create_root_block(settings.channel), create_swa_placeholder())
+        self.claimer = BlockClaimer(
+            settings,
+            self.pools,
+            self.matcher,
+            self.eviction_policy,
+            self.transfer_manager,
+            event_manager,
+            self.counters,
+        )
+        self.sequences = SequenceBlocks(settings, self.claimer, self.eviction_policy)
+        self.loader = BlockLoader(
+            settings,
+            self.pools,
+            self.matcher,
+            self.claimer,
+            self.eviction_policy,
+            self.sequences,
+            self.transfer_manager,
+            event_manager,
+            self.counters,
+        )
+        self.storer = BlockStorer(
+            settings, self.matcher, self.eviction_policy, self.sequences, event_manager, self.get_block_by_id
+        )
+        self.releaser = BlockReleaser(settings, self.matcher, self.claimer, self.eviction_policy, self.sequences)
+        metadata = settings.linear_attention_metadata
+        self.recurrent = (
+            None
+            if metadata is None
+            else RecurrentStates(
+                settings,
+                metadata,
+                self.pools,
+                self.claimer,
+                self.eviction_policy,
+                self.sequences,
+                self.transfer_manager,
+            )
+        )
+        if event_manager is not None:
+            event_manager.enqueue_created_event(
+                (settings.num_primary_blocks, settings.num_secondary_blocks), settings.window_size
+            )
+
+    # -- blocks -----------------------------------------------------------------------------------
+
+    def _make_block(self, block_id: BlockId) -> KVCacheBlock:
+        """The block of a valid id; made when it is first asked for, standing among the never-used ones."""
+        num_primary, channel = self.settings.num_primary_blocks, self.settings.channel
+        if block_id < 0:
+            blocks, index, level = self._placeholder_blocks, CACHED_BLOCKS_ROOT_ID - 1 - block_id, PLACEHOLDER_LEVEL
+        elif block_id < num_primary:
+            blocks, index, level = self._primary_blocks, block_id, PRIMARY_LEVEL
+        else:
+            blocks, index, level = self._secondary_blocks, block_id - num_primary, SECONDARY_LEVEL
+        while len(blocks) <= index:
+            position = len(blocks)
+            if level == PLACEHOLDER_LEVEL:
+                block: KVCacheBlock = PlaceholderBlock(CACHED_BLOCKS_ROOT_ID - 1 - position, channel)
+            elif level == PRIMARY_LEVEL:
+                block = KVCacheBlock(position, position, channel)
+            else:
+                block = KVCacheBlock(num_primary + position, make_index(position, is_secondary=True), channel)
+            block._free_queue = self.eviction_policy.get_fresh_blocks(level)
+            blocks.append(block)
+        return blocks[index]
+
+    def get_block_by_id(self, block_id: BlockId) -> KVCacheBlock:
+        """The block of an id; placeholders of the recurrent window have ids below -1."""
+        settings = self.settings
+        num_blocks = settings.num_primary_blocks + settings.num_secondary_blocks
+        first_placeholder = CACHED_BLOCKS_ROOT_ID - settings.num_placeholder_blocks
+        if not (0 <= block_id < num_blocks or first_placeholder <= block_id < CACHED_BLOCKS_ROOT_ID):
+            raise UnknownIdError(
+                f"window {settings.window_size} has no block {block_id}; ids run from 0 to {num_blocks - 1}"
+            )
+        return self._make_block(block_id)
+
+    def used_blocks(self) -> list[KVCacheBlock]:
+        """Every block object made so far: those ever used or asked for."""
+        return self._primary_blocks + self._secondary_blocks + self._placeholder_blocks
+
+    @property
+    def window_size(self) -> WindowSize:
+        """Attention window in tokens."""
+        return self.settings.window_size
+
+    @property
+    def is_swa(self) -> bool:
+        """Whether blocks leave the window while a sequence grows."""
+        return self.settings.is_swa
+
+    @property
+    def is_recurrent_state(self) -> bool:
+        """Whether the window holds recurrent states."""
+        return self.settings.is_recurrent_state
+
+    @property
+    def num_primary_blocks(self) -> int:
+        """Blocks with a primary slot."""
+        return self.settings.num_primary_blocks
+
+    @property
+    def num_secondary_blocks(self) -> int:
+        """Blocks with a secondary slot."""
+        return self.settings.num_secondary_blocks
+
+    @property
+    def num_placeholder_blocks(self) -> int:
+        """Placeholders in the pool of a recurrent window."""
+        return self.settings.num_placeholder_blocks
+
+    @property
+    def max_num_blocks(self) -> int:
+        """Primary and secondary blocks."""
+        return self.settings.num_primary_blocks + self.settings.num_secondary_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Free primary blocks, cached ones included."""
+        return self.eviction_policy.get_num_free_blocks(PRIMARY_LEVEL)
+
+    @property
+    def num_free_secondary_blocks(self) -> int:
+        """Free secondary blocks, cached ones included."""
+        return self.eviction_policy.get_num_free_blocks(SECONDARY_LEVEL)
+
+    @property
+    def num_allocated_blocks(self) -> int:
+        """All blocks minus free primary ones."""
+        return self.max_num_blocks - self.num_free_blocks
+
+    def has_free_blocks(self, num_required: int = 1) -> bool:
+        """Whether that many primary blocks are free."""
+        return self.num_free_blocks >= num_required
+
+    # -- admission --------------------------------------------------------------------------------
+
+    def plan_batch(
+        self,
+        requests: Sequence[LlmRequest],
+        input_lengths: Sequence[int],
+        beam_widths: Sequence[int],
+        is_enable_block_reuse: bool,
+        max_matched_tokens: Sequence[int],
+    ) -> list[ClaimResult]:
+        """What each request of a batch would take from the cache. Changes nothing."""
+        return self.loader.plan_batch(
+            requests, input_lengths, beam_widths, is_enable_block_reuse, max_matched_tokens
+        )
+
+    def check_room(self, claims: Sequence[ClaimResult], is_enable_block_reuse: bool) -> None:
+        """Raise OutOfBlocksError if a planned batch does not fit. Changes nothing."""
+        self.loader.check_room(claims, is_enable_block_reuse)
+
+    def add_sequence_batch(
+        self, sequences: Sequence[GenerationRequest], claims: Sequence[ClaimResult], is_enable_block_reuse: bool
+    ) -> list[BatchSeqStats]:
+        """Claim for all requests, then place them one by one. C++: addSequenceBatch."""
+        return self.loader.add_sequence_batch(sequences, claims, is_enable_block_reuse)
+
+    def analyze_prefix_reuse(self, keys: Sequence[PackedKey]) -> PrefixReuseSummary:
+        """Count cached blocks for keys of full blocks. Changes nothing. C++: analyzePrefixReuse."""
+        blocks = self.matcher.find_reusable_block_matches(keys, False, False).blocks
+        real = [block for block in blocks if block._block_id != PLACEHOLDER_BLOCK_ID]
+        return PrefixReuseSummary(
+            sum(block._ref_count > 0 for block in real),
+            len(real),
+            keys[len(blocks)] if len(blocks) < len(keys) else None,
+        )
+
+    def find_blocks_in_reuse_tree_by_block_key(self, block_key: PackedKey) -> KVCacheBlock | None:
+        """The block at the end of a long key, cut into blocks; constraints are repeated on each. Changes nothing."""
+        tokens_per_block = self.settings.tokens_per_block
+        tokens = token_bytes(block_key)
+        width = 4 * tokens_per_block
+        pieces = chop_vector_into_blocks(tokens, len(tokens), width, True)
+        if isinstance(block_key, bytes):
+            return self.matcher.search_reuse_tree([bytes(piece) for piece in pieces])
+        _, extra_ids, lora_task_id, cache_salt, extra_keys = block_key
+        extras: Sequence[bytes | None] = [None] * len(pieces)
+        if extra_ids is not None:
+            extras = chop_vector_into_blocks(extra_ids, len(extra_ids), 2 * width, True)  # type: ignore[assignment]
+        keys: list[PackedKey] = [
+            (bytes(piece), extra, lora_task_id, cache_salt, extra_keys)
+            for piece, extra in zip(pieces, extras, strict=True)
+        ]
+        return self.matcher.search_reuse_tree(keys)
+
+    def find_blocks_in_reuse_tree_by_block_keys(self, block_keys: Sequence[PackedKey]) -> KVCacheBlock | None:
+        """The block at the end of a list of keys, one per block. Changes nothing."""
+        return self.matcher.search_reuse_tree(block_keys)
+
+    # -- growing and shrinking ----------------------------------------------------------------------
+
+    def check_can_add_token(self, sequence: GenerationRequest) -> None:
+        """Raise what ``adjust_blocks_if_needed`` would raise after one more token. Changes nothing."""
+        if self.recurrent is not None:
+            self.recurrent.check_can_add_token(sequence)
+        else:
+            self.sequences.check_can_add_token(sequence)
+
+    def adjust_blocks_if_needed(self, sequence: GenerationRequest) -> None:
+        """Slide the window, and take a block if the newest token starts one. C++: adjustBlocksIfNeeded."""
+        window = sequence.get_window(self.settings.window_size)
+        for _ in range(self.sequences.num_detachable(sequence, window, sequence.num_tokens)):
+            self.sequences.detach_front_block(sequence, window)
+        if trunc_mod(sequence.num_tokens - 1, self.settings.tokens_per_block):
+            return
+        if self.recurrent is not None:
+            self.recurrent.allocate_block(sequence, window)
+        else:
+            self.sequences.allocate_block(sequence, window, share_among_beams=sequence.beam_width == 1)
+        self.counters.gen_alloc += 1
+        write_slot_at(window, sequence.beam_width, len(window.block_ids[0]) - 1)
+
+    def release_last_block(self, sequence: GenerationRequest) -> None:
+        """Drop the last block. C++: releaseLastBlock."""
+        self.sequences.release_last_block(sequence)
+
+    def replace_shared_block(self, sequence: GenerationRequest, block_idx: int) -> None:
+        """Give beams blocks of their own at a position. C++: replaceSharedBlock."""
+        self.sequences.replace_shared_block(sequence, block_idx)
+
+    def copy_linear_attention_block(self, sequence: GenerationRequest, request: LlmRequest) -> bool:
+        """Carry a recurrent state over a block boundary; whether a copy was issued."""
+        return self.recurrent is not None and self.recurrent.copy_linear_attention_block(sequence, request)
+
+    # -- storing and releasing ------------------------------------------------------------------------
+
+    def store_context_blocks(self, sequence: GenerationRequest, request: LlmRequest) -> None:
+        """Store full blocks computed so far."""
+        self.storer.store_context_blocks(sequence, request)
+
+    def store_new_block(self, sequence: GenerationRequest, request: LlmRequest) -> None:
+        """Store the newest full block."""
+        self.storer.store_new_block(sequence, request)
+
+    def store_blocks_for_reuse(
+        self, sequence: GenerationRequest, request: LlmRequest, pin_blocks: bool = False
+    ) -> list[BlockId]:
+        """Store everything computed so far; returns the ids pinned."""
+        return self.storer.store_blocks_for_reuse(sequence, request, pin_blocks)
+
+    def release_blocks(self, sequence: GenerationRequest, request: LlmRequest | None) -> None:
+        """Store for reuse if the request is given, then drop all blocks of the sequence. C++: releaseBlocks."""
+        if request is not None and not self.settings.is_recurrent_state:
+            self.storer.store_blocks_for_reuse(sequence, request)
+        self.releaser.release_blocks(sequence.request_id)
+
+    def pin_blocks(self, request_id: RequestId) -> None:
+        """One reference more on every block a sequence holds."""
+        self.releaser.pin_blocks(request_id)
+
+    def unpin_blocks_by_id(self, block_ids: Sequence[BlockId]) -> None:
+        """Drop one reference of each block."""
+        if self.settings.compatibility:
+            for block_id in block_ids:
+                check(0 <= block_id < self.max_num_blocks, f"block id {block_id} is out of range")
+                self.releaser.unpin_blocks([self._make_block(block_id)])
+            return
+        blocks = [self.get_block_by_id(block_id) for block_id in block_ids]
+        self.releaser.check_can_unpin(blocks)
+        self.releaser.unpin_blocks(blocks)
+
+    def truncate_blocks(self, keys: Sequence[PackedKey], num_tokens_to_keep: int) -> None:
+        """Drop cached blocks along a prefix behind the tokens to keep."""
+        self.releaser.truncate_blocks(keys, num_tokens_to_keep)
+
+    def reset_reuse_state(self, tree: UnifiedBlockTree) -> None:
+        """Use an empty tree from now on; cached blocks keep their keys and places until they are recycled."""
+        self.matcher.set_tree(tree, create_root_block(self.settings.channel))
+
+    def offload_block(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> None:
+        """Move a primary block to the secondary level."""
+        self.claimer.offload_block(block, mode, directory)
+
+    def onboard_block(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> None:
+        """Bring a claimed secondary block to the primary level."""
+        self.claimer.onboard_block(block, mode, directory)
+
+    # -- scheduling and housekeeping --------------------------------------------------------------------
+
+    def start_scheduling(self) -> None:
+        """Begin a simulation of removals."""
+        self.releaser.start_scheduling()
+
+    def scheduling_release_blocks(self, request_id: RequestId) -> None:
+        """Simulate the removal of a sequence."""
+        self.releaser.scheduling_release_blocks(request_id)
+
+    def scheduling_has_free_blocks(self, num_required: int) -> bool:
+        """Whether that many blocks are free in the simulation."""
+        return self.releaser.scheduling_has_free_blocks(num_required)
+
+    @property
+    def scheduling_num_free_blocks(self) -> int:
+        """Free primary blocks in the simulation."""
+        return self.releaser.scheduling_num_free_blocks
+
+    def refresh_blocks(self) -> None:
+        """Apply expiries and order compute work behind transfers. C++: refreshBlocks."""
+        self.eviction_policy.refresh()
+        self.transfer_manager.sync_transfers()
+
+    def sync_transfer_manager_with_buffer_manager(self) -> None:
+        """Order transfers behind compute work."""
+        self.transfer_manager.sync_with_buffer_manager()
+
+    def verify_queue_integrity(self) -> bool:
+        """Whether every queued block is free and in a queue of its level."""
+        return self.eviction_policy.verify_queue_integrity()
+
+    def get_and_reset_iteration_stats(self) -> KvCacheIterationStats:
+        """Gauges, and counters since the last call. C++: getAndResetIterationStats."""
+        now, last = self.counters.snapshot(), self._reported
+        self._reported = now
+        transfers = self.transfer_manager.get_and_reset_transfer_stats()
+        settings, free, free_secondary = self.settings, self.num_free_blocks, self.num_free_secondary_blocks
+        reused, missed = now.reused - last.reused, now.missed - last.missed
+        return KvCacheIterationStats(
+            primary_max_num_blocks=settings.num_primary_blocks,
+            primary_free_num_blocks=free,
+            primary_used_num_blocks=settings.num_primary_blocks - free,
+            secondary_max_num_blocks=settings.num_secondary_blocks,
+            secondary_free_num_blocks=free_secondary,
+            secondary_used_num_blocks=settings.num_secondary_blocks - free_secondary,
+            iter_alloc_total_blocks=now.alloc_total - last.alloc_total,
+            iter_alloc_new_blocks=now.alloc_new - last.alloc_new,
+            iter_reused_blocks=reused,
+            iter_full_reused_blocks=now.full_reused - last.full_reused,
+            iter_partial_reused_blocks=now.partial_reused - last.partial_reused,
+            iter_missed_blocks=missed,
+            iter_cache_hit_rate=hit_rate(reused, missed),
+            iter_gen_alloc_blocks=now.gen_alloc - last.gen_alloc,
+            iter_onboard_blocks=transfers.onboard_blocks,
+            iter_onboard_bytes=transfers.onboard_bytes,
+            iter_offload_blocks=transfers.offload_blocks,
+            iter_offload_bytes=transfers.offload_bytes,
+            iter_intra_device_copy_blocks=transfers.intra_device_copy_blocks,
+            iter_intra_device_copy_bytes=transfers.intra_device_copy_bytes,
+        )

@@ -1,0 +1,173 @@
+"""Recurrent states: the last block of a sequence is its live state, earlier ones are snapshots or placeholders."""
+
+from __future__ import annotations
+
+from trtkv.common import PLACEHOLDER_LEVEL, PRIMARY_LEVEL
+from trtkv.errors import OutOfBlocksError, UnknownIdError, check
+from trtkv.eviction_policy import LRUEvictionPolicy
+from trtkv.generation_request import GenerationRequest, SequenceWindow
+from trtkv.kv_cache_block import KVCacheBlock
+from trtkv.kv_cache_transfer_manager import KVCacheTransferManager
+from trtkv.linear_attention import LinearAttentionMetadata
+from trtkv.llm_request import LlmRequest
+from trtkv.window_block_manager.claiming import BlockClaimer
+from trtkv.window_block_manager.pools import WindowPools
+from trtkv.window_block_manager.sequences import SequenceBlocks, add_block_to_beam
+from trtkv.window_block_manager.settings import WindowSettings
+
+
+class RecurrentStates:
+    """What only the recurrent-state window does. C++: the linear-attention parts of WindowBlockManager.
+
+    By default a block that is cached as a snapshot is never written again: at the next decode boundary the
+    sequence takes a new live block and the state is copied into it.
+    """
+
+    def __init__(
+        self,
+        settings: WindowSettings,
+        metadata: LinearAttentionMetadata,
+        pools: WindowPools,
+        claimer: BlockClaimer,
+        policy: LRUEvictionPolicy,
+        sequences: SequenceBlocks,
+        transfer_manager: KVCacheTransferManager,
+    ) -> None:
+        self._settings = settings
+        self._metadata = metadata
+        self._pools = pools
+        self._claimer = claimer
+        self._policy = policy
+        self._sequences = sequences
+        self._transfer_manager = transfer_manager
+
+    # -- decoding ---------------------------------------------------------------------------------
+
+    def _keeps_snapshot(self, sequence: GenerationRequest, window: SequenceWindow) -> bool:
+        """Whether the last block is cached and must stay as it is."""
+        last = window.held[-sequence.beam_width]
+        return last._lookup_node is not None and (
+            self._metadata.save_last_snapshot or not self._settings.compatibility
+        )
+
+    def check_can_add_token(self, sequence: GenerationRequest) -> None:
+        """Raise what the next allocation would raise, before anything is changed."""
+        if sequence.num_tokens % self._settings.tokens_per_block:
+            return
+        window, beam_width = sequence.get_window(self._settings.window_size), sequence.beam_width
+        placeholders = 0
+        real = beam_width
+        if window.held and not self._keeps_snapshot(sequence, window):
+            placeholders = 1
+            last = window.held[-beam_width:]
+            real = beam_width - 1 if beam_width > 1 and all(block is last[0] for block in last) else 0
+        free = self._policy.get_num_free_blocks(PRIMARY_LEVEL), self._policy.get_num_free_blocks(PLACEHOLDER_LEVEL)
+        if free[0] < real or free[1] < placeholders:
+            raise OutOfBlocksError(
+                f"the recurrent window has {free[0]} free blocks and {free[1]} placeholders, request "
+                f"{sequence.request_id} needs {real} and {placeholders}; pause a sequence or enlarge the pool"
+            )
+
+    def allocate_block(self, sequence: GenerationRequest, window: SequenceWindow) -> None:
+        """Grow by one position: a placeholder before the live block, or a new live block after a snapshot."""
+        if not window.held:
+            self._sequences.allocate_block(sequence, window, share_among_beams=sequence.beam_width == 1)
+        elif self._keeps_snapshot(sequence, window):
+            old = window.held[-sequence.beam_width :]
+            self._sequences.allocate_block(sequence, window, share_among_beams=sequence.beam_width == 1)
+            if not self._settings.compatibility:
+                for source, target in zip(old, window.held[-sequence.beam_width :], strict=True):
+                    self._copy_state(source, target, sequence)
+        else:
+            self._insert_placeholder(sequence, window)
+
+    def _insert_placeholder(self, sequence: GenerationRequest, window: SequenceWindow) -> None:
+        """Put a placeholder before the last block of every beam. C++: tryAllocatePlaceholderForLinearAttention.
+
+        The placeholder takes over key and full flag; with several beams it does so from each in turn.
+        Hashes are set while the last block is out of the list, so its own still chains to its old predecessor.
+        """
+        beam_width = sequence.beam_width
+        last_blocks = window.held[-beam_width:]
+        is_shared = beam_width > 1 and all(block is last_blocks[0] for block in last_blocks)
+        placeholder = self._claimer.get_free_block(want_placeholder=True)
+        del window.held[-beam_width:]
+        for ids in window.block_ids:
+            ids.pop()
+        for beam_idx, last in enumerate(last_blocks):
+            check(not last.is_placeholder, f"the live state of request {sequence.request_id} is a placeholder")
+            key = placeholder._block_key
+            placeholder.set_block_key(last._block_key, last._is_full)
+            last.set_block_key(key, last._is_full)
+            add_block_to_beam(placeholder, window, beam_idx, beam_width)
+            placeholder.compute_hash()
+            last.compute_hash()
+            last.dec_ref_count()
+        for beam_idx, last in enumerate(last_blocks):
+            block = self._sequences.take_decode_block(sequence) if is_shared and beam_idx else last
+            add_block_to_beam(block, window, beam_idx, beam_width)
+
+    # -- state copies -----------------------------------------------------------------------------
+
+    def _copy_state(self, source: KVCacheBlock, target: KVCacheBlock, sequence: GenerationRequest) -> None:
+        self._transfer_manager.onboard(
+            source,
+            target,
+            self._pools.pools,
+            self._settings.tokens_per_block,
+            sequence.transfer_mode,
+            sequence.directory,
+        )
+
+    def copy_linear_attention_block(self, sequence: GenerationRequest, request: LlmRequest) -> bool:
+        """Carry the state over a block boundary; whether a copy was issued. C++: copyLinearAttentionBlock.
+
+        Call it before every forward step. In the context stage the state of the block just ended goes to the
+        next block with memory; at the first generated token of an aligned prompt beam 0's goes to the others.
+        """
+        window = self._sequences.allocated_blocks_per_seq.get(request.request_id)
+        if window is None:
+            return False
+        tokens_per_block, prompt_len = self._settings.tokens_per_block, request.prompt_len
+        finished = request.is_context_finished
+        position = request.get_num_tokens(0) if finished else request.context_current_position
+        if position == prompt_len + 1 and prompt_len % tokens_per_block == 0:
+            return self._copy_to_other_beams(sequence, window)
+        if not 0 < position <= prompt_len or position % tokens_per_block:
+            return False
+        return self._copy_to_next_block(sequence, window, position // tokens_per_block - 1)
+
+    def _copy_to_other_beams(self, sequence: GenerationRequest, window: SequenceWindow) -> bool:
+        beam_width = sequence.beam_width
+        if beam_width == 1:
+            return False
+        if not self._settings.compatibility and len({id(block) for block in window.held[-2 * beam_width :]}) > beam_width:
+            return False  # each beam received the snapshot when its live block was taken
+        first, *others = window.held[-beam_width:]
+        for block in others:
+            self._copy_state(first, block, sequence)
+        return True
+
+    def _copy_to_next_block(self, sequence: GenerationRequest, window: SequenceWindow, prev_index: int) -> bool:
+        beam_width = sequence.beam_width
+        done: set[tuple[int, int]] = set()
+        for beam_idx in range(beam_width):
+            blocks = window.held[beam_idx::beam_width]
+            if prev_index >= len(blocks):
+                raise UnknownIdError(
+                    f"request {sequence.request_id} has {len(blocks)} blocks, block {prev_index} was to be copied"
+                )
+            source = blocks[prev_index]
+            if source.is_placeholder:
+                continue
+            behind = blocks[prev_index + 1 :]
+            target = next((block for block in behind if not block.is_placeholder), behind[-1] if behind else None)
+            if target is None:
+                if not self._settings.compatibility:
+                    continue
+                check(False, f"request {sequence.request_id} has no block behind its state to copy to")
+            pair = (source._block_id, target._block_id)  # type: ignore[union-attr]
+            if pair not in done:
+                self._copy_state(source, target, sequence)  # type: ignore[arg-type]
+                done.add(pair)
+        return bool(done)

@@ -1,0 +1,166 @@
+"""Letting go of blocks: removal, pins, truncation, and the scheduler's simulation of removal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtkv.block_key import PackedKey
+from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, RequestId
+from trtkv.errors import InvalidInputError, UnknownIdError, check
+from trtkv.eviction_policy import LRUEvictionPolicy
+from trtkv.generation_request import SequenceWindow
+from trtkv.kv_cache_block import KVCacheBlock
+from trtkv.retention_config import MIN_RETENTION_PRIORITY
+from trtkv.window_block_manager.claiming import BlockClaimer
+from trtkv.window_block_manager.reuse_matching import ReuseMatcher
+from trtkv.window_block_manager.sequences import SequenceBlocks
+from trtkv.window_block_manager.settings import WindowSettings
+
+
+class BlockReleaser:
+    """Releases blocks of one window. C++: the release, pin, truncate and scheduling methods of WindowBlockManager."""
+
+    def __init__(
+        self,
+        settings: WindowSettings,
+        matcher: ReuseMatcher,
+        claimer: BlockClaimer,
+        policy: LRUEvictionPolicy,
+        sequences: SequenceBlocks,
+    ) -> None:
+        self._settings = settings
+        self._matcher = matcher
+        self._claimer = claimer
+        self._policy = policy
+        self._sequences = sequences
+        self._scheduling_num_free_blocks = 0
+        self._scheduling_ref_counts: dict[KVCacheBlock, int] = {}
+
+    def release_blocks(self, request_id: RequestId) -> None:
+        """Drop all blocks of a sequence, last first; uncached ones go to the front. C++: releaseBlocks.
+
+        A hot loop: the common case of a block at the default level and priority is the policy's release, inline.
+        """
+        window = self._sequences.get_window(request_id)
+        del self._sequences.allocated_blocks_per_seq[request_id]
+        release_block = self._policy.release_block
+        for block in reversed(window.held):
+            count = block._ref_count
+            if count:
+                count -= 1
+                block._ref_count = count
+            if not count:
+                release_block(block, block._lookup_node is None)
+        self._clear(window)
+
+    @staticmethod
+    def _clear(window: SequenceWindow) -> None:
+        window.held = []
+        for ids in window.block_ids:
+            ids.clear()
+        window.num_front_blocks_removed = 0
+
+    # -- pins -------------------------------------------------------------------------------------
+
+    def pin_blocks(self, request_id: RequestId) -> None:
+        """One reference more on every entry a sequence holds. C++: pinBlocks."""
+        for block in self._sequences.get_window(request_id).held:
+            if block._block_id != PLACEHOLDER_BLOCK_ID:
+                block._ref_count += 1
+
+    def check_can_unpin(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Raise if any of the blocks has fewer references than it is to lose. Changes nothing."""
+        for block in blocks:
+            if block._ref_count < blocks.count(block):
+                raise InvalidInputError(f"block {block._block_id} is not pinned as often as it is to be unpinned")
+
+    def unpin_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Drop one reference of each; those nobody else holds go to the back of their queue."""
+        for block in blocks:
+            block.dec_ref_count()
+            if not block._ref_count:
+                self._policy.release_block(block)
+
+    # -- truncation ---------------------------------------------------------------------------------
+
+    def truncate_blocks(self, keys: Sequence[PackedKey], num_tokens_to_keep: int) -> None:
+        """Drop cached blocks along a prefix behind the tokens to keep, with everything below them.
+
+        A block is dropped if the tokens matched before it exceed the number to keep. Blocks that nobody holds
+        go to the front of the lowest queue. C++: truncateBlocks.
+        """
+        settings = self._settings
+        num_matched = 0
+        node = self._matcher.tree.root
+        for key in keys:
+            matches = self._matcher.find_child_block(
+                node, key, settings.enable_partial_reuse, settings.copy_on_partial_reuse
+            )
+            if matches is None:
+                return
+            matched, block = matches
+            if num_matched > num_tokens_to_keep:
+                if settings.compatibility:
+                    block._priority = MIN_RETENTION_PRIORITY
+                self._release_subtree(block)
+                return
+            num_matched += matched
+            if block._lookup_node is None:
+                return
+            node = block._lookup_node
+
+    def _release_subtree(self, block: KVCacheBlock) -> None:
+        """Detach a block and all below it, children before parents. C++: releaseSubtree."""
+        subtree: list[KVCacheBlock] = []
+        stack = [block]
+        while stack:
+            current = stack.pop()
+            stack.extend(current.next_blocks)
+            subtree.append(current)
+        for entry in reversed(subtree):
+            if self._settings.compatibility:
+                check(entry.is_leaf, f"block {entry._block_id} has children of another window")
+            self._claimer.remove_from_tree(entry)
+            if entry._ref_count:
+                continue
+            if not self._settings.compatibility:
+                self._policy.claim_block(entry)
+            entry._priority = MIN_RETENTION_PRIORITY
+            self._policy.release_block(entry, to_front=True)
+
+    # -- simulation for the scheduler -----------------------------------------------------------------
+
+    def start_scheduling(self) -> None:
+        """Begin a simulation: nothing is removed yet. C++: startScheduling.
+
+        Counts are copied block by block when a removal is simulated, not for every block held.
+        """
+        self._scheduling_num_free_blocks = self._policy.get_num_free_blocks(PRIMARY_LEVEL)
+        self._scheduling_ref_counts = {}
+
+    def scheduling_release_blocks(self, request_id: RequestId) -> None:
+        """Simulate the removal of a sequence. C++: schedulingReleaseBlocks."""
+        held = self._sequences.get_window(request_id).held
+        counts = self._scheduling_ref_counts
+        if not self._settings.compatibility:
+            for block in held:
+                if not block.is_placeholder and counts.get(block, block._ref_count) <= 0:
+                    raise UnknownIdError(f"request {request_id} was already removed in this simulation; start a new one")
+        for block in held:
+            if block.is_placeholder:
+                continue
+            count = counts.get(block, block._ref_count)
+            check(count > 0, f"block {block._block_id} has no simulated reference to drop")
+            counts[block] = count - 1
+            if count == 1:
+                self._scheduling_num_free_blocks += 1
+
+    @property
+    def scheduling_num_free_blocks(self) -> int:
+        """Free primary blocks in the simulation."""
+        return self._scheduling_num_free_blocks
+
+    def scheduling_has_free_blocks(self, num_required: int) -> bool:
+        """Whether that many blocks are free in the simulation."""
+        return self._scheduling_num_free_blocks >= num_required
+

@@ -1,0 +1,189 @@
+"""Finding cached blocks for a list of keys. Nothing here changes a block, a queue or the tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtkv.block_key import PackedKey, num_key_tokens
+from trtkv.common import MAX_INT32
+from trtkv.kv_cache_block import KVCacheBlock
+from trtkv.radix_block_tree import LookupNodePtr, UnifiedBlockTree
+from trtkv.templated_trie import ChildMap
+from trtkv.window_block_manager.settings import WindowSettings
+
+
+class ReuseMatches:
+    """Cached blocks for the first keys of a list. C++: ReuseMatchResult.
+
+    ``blocks``: one per key; positions passed without a block hold the sliding-window placeholder.
+    ``is_partial``: whether the last one matched in part, or is not full; then ``num_partial_tokens`` counts.
+    """
+
+    __slots__ = ("blocks", "is_partial", "num_partial_tokens", "total_matched_tokens")
+
+    def __init__(self) -> None:
+        self.blocks: list[KVCacheBlock] = []
+        self.is_partial = False
+        self.num_partial_tokens = 0
+        self.total_matched_tokens = 0
+
+
+class ReuseMatcher:
+    """Walks the tree for one window. C++: WindowBlockManager::findReusableBlockMatches and its callers."""
+
+    def __init__(
+        self, settings: WindowSettings, tree: UnifiedBlockTree, root_block: KVCacheBlock, placeholder: KVCacheBlock
+    ) -> None:
+        self._settings = settings
+        self._placeholder = placeholder
+        self.set_tree(tree, root_block)
+
+    def set_tree(self, tree: UnifiedBlockTree, root_block: KVCacheBlock) -> None:
+        """Use another tree from now on."""
+        self.tree = tree
+        self.root_block = root_block
+        root_block.set_as_root(tree.root)
+
+    def find_reusable_block_matches(
+        self,
+        keys: Sequence[PackedKey],
+        enable_partial_reuse: bool,
+        copy_on_partial_reuse: bool,
+        max_matched_tokens: int = MAX_INT32,
+    ) -> ReuseMatches:
+        """Cached blocks for the longest usable prefix of the keys; the walk stops at an empty key.
+
+        Full attention stops at the first node without a block. A sliding window passes such holes, and
+        accepts a prefix only if the last hole lies a whole window before its end.
+        """
+        channel = self._settings.channel
+        if channel == 0 and not self._settings.is_swa and max_matched_tokens == MAX_INT32:
+            return self._find_unbounded(keys, enable_partial_reuse, copy_on_partial_reuse)
+        return self._find(keys, enable_partial_reuse, copy_on_partial_reuse, max_matched_tokens)
+
+    def _find_unbounded(
+        self, keys: Sequence[PackedKey], enable_partial_reuse: bool, copy_on_partial_reuse: bool
+    ) -> ReuseMatches:
+        """The walk of the widest full-attention window: a hot loop, equal to ``_find`` without holes and caps."""
+        result = ReuseMatches()
+        blocks = result.blocks
+        append = blocks.append
+        node: LookupNodePtr = self.tree.root
+        missing: PackedKey | None = None
+        for key in keys:
+            children = node.children
+            if children.__class__ is ChildMap:
+                child = children.get(key)
+            else:
+                child = children if children is not None and children.key == key else None
+            if child is None:
+                missing = key
+                break
+            block = child.value
+            if block is None:
+                break
+            append(block)
+            node = child
+        tokens = len(blocks) * self._settings.tokens_per_block
+        if blocks:
+            last = num_key_tokens(keys[len(blocks) - 1])
+            tokens += last - self._settings.tokens_per_block
+            if not blocks[-1]._is_full:
+                result.is_partial = True
+                result.num_partial_tokens = last
+        if missing is not None and enable_partial_reuse:
+            matched, partial = self._find_partial(node, missing, copy_on_partial_reuse)
+            if partial is not None:
+                append(partial)
+                tokens += matched
+                result.is_partial = True
+                result.num_partial_tokens = matched
+        result.total_matched_tokens = tokens
+        return result
+
+    def _find(
+        self,
+        keys: Sequence[PackedKey],
+        enable_partial_reuse: bool,
+        copy_on_partial_reuse: bool,
+        max_matched_tokens: int,
+    ) -> ReuseMatches:
+        channel, is_swa, window_size = self._settings.channel, self._settings.is_swa, self._settings.window_size
+        result = ReuseMatches()
+        node: LookupNodePtr = self.tree.root
+        blocks: list[KVCacheBlock] = []
+        tokens = end_of_last_hole = num_safe = 0
+        for key in keys:
+            num_tokens = num_key_tokens(key)
+            if not num_tokens:
+                break
+            child = node.find_matching_node(key)
+            if child is None:
+                if enable_partial_reuse:
+                    matched, partial = self._find_partial(node, key, copy_on_partial_reuse)
+                    if partial is not None and tokens + matched <= max_matched_tokens:
+                        tokens += matched
+                        blocks.append(partial)
+                        if not end_of_last_hole or tokens >= end_of_last_hole + window_size:
+                            num_safe = len(blocks)
+                            result.total_matched_tokens = tokens
+                            result.is_partial = True
+                            result.num_partial_tokens = matched
+                break
+            if tokens + num_tokens > max_matched_tokens:
+                break
+            block = child.get_value(channel)
+            if block is None:
+                if not is_swa:
+                    break
+                block = self._placeholder
+                end_of_last_hole = tokens + num_tokens
+            tokens += num_tokens
+            blocks.append(block)
+            node = child
+            if not end_of_last_hole or tokens >= end_of_last_hole + window_size:
+                num_safe = len(blocks)
+                result.total_matched_tokens = tokens
+                result.is_partial = block is not self._placeholder and not block._is_full
+                result.num_partial_tokens = num_tokens
+        del blocks[num_safe:]
+        result.blocks = blocks
+        return result
+
+    def _find_partial(
+        self, node: LookupNodePtr, key: PackedKey, copy_on_partial_reuse: bool
+    ) -> tuple[int, KVCacheBlock | None]:
+        """Longest partial match among a node's children that has a block of this window and may be used."""
+        if not num_key_tokens(key):
+            return 0, None
+        for matched, child in node.find_partially_matching_nodes(key):
+            block = child.get_value(self._settings.channel)
+            if block is not None and (copy_on_partial_reuse or (not block._ref_count and child.children is None)):
+                return matched, block
+        return 0, None
+
+    def find_child_block(
+        self, node: LookupNodePtr, key: PackedKey, enable_partial_reuse: bool, copy_on_partial_reuse: bool
+    ) -> tuple[int, KVCacheBlock] | None:
+        """(matched tokens, block) of one key below a node, or None. C++: KVCacheBlock::findMatchingBlock."""
+        child = node.find_matching_node(key)
+        if child is not None:
+            block = child.get_value(self._settings.channel)
+            return None if block is None else (num_key_tokens(key), block)
+        if not enable_partial_reuse:
+            return None
+        matched, partial = self._find_partial(node, key, copy_on_partial_reuse)
+        return None if partial is None else (matched, partial)
+
+    def search_reuse_tree(self, keys: Sequence[PackedKey]) -> KVCacheBlock | None:
+        """The block at the end of all keys, the last one matched in part if need be; the root for no key."""
+        if not keys or not num_key_tokens(keys[0]):
+            return self.root_block
+        matches = self.find_reusable_block_matches(keys, True, True)
+        if len(matches.blocks) != len(keys) or matches.blocks[-1] is self._placeholder:
+            return None
+        return matches.blocks[-1]
+
+    def block_in_radix_tree(self, block: KVCacheBlock) -> bool:
+        """Whether the block is in the tree below a block of its window. C++: WindowBlockManager::blockInRadixTree."""
+        return block.has_tokens and block.prev_block is not None

@@ -1,0 +1,236 @@
+"""Blocks of running sequences: growing, sliding, shrinking."""
+
+from __future__ import annotations
+
+from array import array
+
+from trtkv.common import PLACEHOLDER_BLOCK_ID, RequestId, trunc_mod
+from trtkv.errors import InvalidInputError, OutOfBlocksError, UnknownIdError, check
+from trtkv.eviction_policy import LRUEvictionPolicy
+from trtkv.generation_request import GenerationRequest, SequenceWindow
+from trtkv.kv_cache_block import KVCacheBlock, create_swa_placeholder
+from trtkv.kv_cache_index import NULL_INDEX, get_slot
+from trtkv.window_block_manager.claiming import BlockClaimer
+from trtkv.window_block_manager.settings import WindowSettings
+
+
+def add_block_to_beam(block: KVCacheBlock, window: SequenceWindow, beam_idx: int, beam_width: int) -> None:
+    """Append a block to one beam: one reference more, predecessor set. C++: addBlockToBeam."""
+    block._ref_count += 1
+    ids = window.block_ids[beam_idx]
+    block._prev_block_in_seq = window.held[(len(ids) - 1) * beam_width + beam_idx] if ids else None
+    ids.append(block._block_id)
+    window.held.append(block)
+
+
+def add_block_to_all_beams(block: KVCacheBlock, window: SequenceWindow, beam_width: int) -> None:
+    """Append one shared block to every beam; each counts as a reference."""
+    for beam_idx in range(beam_width):
+        add_block_to_beam(block, window, beam_idx, beam_width)
+
+
+def table_slot(block: KVCacheBlock) -> int:
+    """Slot as the offset table shows it: without the level, NULL_INDEX for placeholders."""
+    return NULL_INDEX if block.is_placeholder else get_slot(block._memory_pool_block_index)
+
+
+def write_slots(window: SequenceWindow, beam_width: int) -> None:
+    """Write the table entries of all positions. C++: updateSequenceCacheBlockOffsets."""
+    for beam_idx in range(beam_width):
+        window.slots[beam_idx] = array("i", [table_slot(block) for block in window.held[beam_idx::beam_width]])
+
+
+def write_slot_at(window: SequenceWindow, beam_width: int, block_idx: int) -> None:
+    """Write the table entry of one position. C++: updateCacheBlockOffsetsAtIdx."""
+    for beam_idx in range(beam_width):
+        slots = window.slots[beam_idx]
+        slot = table_slot(window.held[block_idx * beam_width + beam_idx])
+        if block_idx < len(slots):
+            slots[block_idx] = slot
+        else:
+            slots.append(slot)
+
+
+class SequenceBlocks:
+    """Growth and shrinking of sequences in one window. C++: the sequence methods of WindowBlockManager."""
+
+    def __init__(self, settings: WindowSettings, claimer: BlockClaimer, policy: LRUEvictionPolicy) -> None:
+        self._settings = settings
+        self._placeholder = create_swa_placeholder()  # stands at positions that left the window
+        self._claimer = claimer
+        self._policy = policy
+        self.allocated_blocks_per_seq: dict[RequestId, SequenceWindow] = {}
+
+    def get_window(self, request_id: RequestId) -> SequenceWindow:
+        """Blocks that a sequence holds in this window."""
+        try:
+            return self.allocated_blocks_per_seq[request_id]
+        except KeyError:
+            raise UnknownIdError(f"request {request_id} holds no blocks; add its sequence first") from None
+
+    # -- growing ----------------------------------------------------------------------------------
+
+    def num_detachable(self, sequence: GenerationRequest, window: SequenceWindow, num_tokens: int) -> int:
+        """Front blocks that lie outside the sliding window at this length."""
+        settings = self._settings
+        if not settings.is_swa:
+            return 0
+        excess = num_tokens - window.num_front_blocks_removed * settings.tokens_per_block - settings.window_size
+        return max(0, excess // settings.tokens_per_block)
+
+    def check_can_add_token(self, sequence: GenerationRequest) -> None:
+        """Raise what the next ``adjust_blocks_if_needed`` would raise, before anything is changed."""
+        settings, num_tokens = self._settings, sequence.num_tokens + 1
+        window = sequence.get_window(settings.window_size)
+        num_detached = self.num_detachable(sequence, window, num_tokens)
+        if num_detached and sequence.beam_width > 1:
+            raise InvalidInputError(
+                f"request {sequence.request_id} has {sequence.beam_width} beams and leaves the sliding window of "
+                f"{settings.window_size} tokens; beam search needs a window as wide as the sequence"
+            )
+        if (num_tokens - 1) % settings.tokens_per_block:
+            return
+        first = window.num_front_blocks_removed
+        freed = sum(block._ref_count == 1 for block in window.held[first : first + num_detached])
+        free = self._policy.get_num_free_blocks(0) + freed
+        if free < sequence.beam_width:
+            raise OutOfBlocksError(
+                f"window {settings.window_size} has {free} free blocks, request {sequence.request_id} needs "
+                f"{sequence.beam_width} for its next token; pause a sequence or enlarge the pool"
+            )
+
+    def allocate_block(self, sequence: GenerationRequest, window: SequenceWindow, share_among_beams: bool) -> None:
+        """Append one block per beam, or one for all, with the decode retention. C++: allocateBlock."""
+        required = 1 if share_among_beams else sequence.beam_width
+        free = self._policy.get_num_free_blocks(0)
+        if free < required:
+            raise OutOfBlocksError(
+                f"window {self._settings.window_size} has {free} free blocks, {required} are needed; "
+                "pause a sequence or enlarge the pool"
+            )
+        if share_among_beams:
+            add_block_to_all_beams(self.take_decode_block(sequence), window, sequence.beam_width)
+            return
+        for beam_idx in range(sequence.beam_width):
+            add_block_to_beam(self.take_decode_block(sequence), window, beam_idx, sequence.beam_width)
+
+    def take_decode_block(self, sequence: GenerationRequest) -> KVCacheBlock:
+        """A fresh block with the sequence's decode retention."""
+        return self._claimer.get_free_block(
+            sequence.decode_retention_priority,
+            sequence.decode_duration_ms,
+            sequence.transfer_mode,
+            sequence.directory,
+        )
+
+    # -- sliding ----------------------------------------------------------------------------------
+
+    def detach_front_block(self, sequence: GenerationRequest, window: SequenceWindow) -> None:
+        """Let go of the first block still held. C++: detachFrontBlock."""
+        if sequence.beam_width != 1:
+            raise InvalidInputError(
+                f"request {sequence.request_id} has {sequence.beam_width} beams; only one beam can leave a window"
+            )
+        index = window.num_front_blocks_removed
+        block = window.held[index]
+        window.held[index] = self._placeholder
+        window.num_front_blocks_removed += 1
+        if block._block_id == PLACEHOLDER_BLOCK_ID:
+            return
+        block._duration_ms = None
+        block._expiration_time = None
+        block.dec_ref_count()
+        if not block._ref_count:
+            self._policy.release_block(block)
+
+    # -- shrinking --------------------------------------------------------------------------------
+
+    def ends_block(self, num_tokens: int) -> bool:
+        """Whether a sequence cut to this length no longer needs its last block."""
+        settings = self._settings
+        if settings.compatibility and settings.window_size > 0:
+            num_tokens %= settings.window_size
+        return trunc_mod(num_tokens, settings.tokens_per_block) == 0
+
+    def check_can_rewind(self, sequence: GenerationRequest, num_tokens: int) -> None:
+        """Raise, before anything is changed, if cutting the last tokens would reach blocks no longer held."""
+        window = self.get_window(sequence.request_id)
+        last = sequence.num_tokens
+        num_blocks = sum(self.ends_block(length) for length in range(last - num_tokens, last))
+        first_kept = len(window.held) - num_blocks
+        if num_blocks and (first_kept < 0 or window.held[first_kept]._block_id == PLACEHOLDER_BLOCK_ID):
+            raise InvalidInputError(
+                f"rewinding request {sequence.request_id} by {num_tokens} tokens reaches blocks that left the window "
+                f"of {self._settings.window_size} tokens; rewind by fewer"
+            )
+        kept = last - num_tokens
+        index, inside = divmod(kept, self._settings.tokens_per_block)
+        if not inside or self._settings.is_recurrent_state or index >= len(window.held):
+            return
+        block = window.held[index]
+        if block._ref_count > 1 and block._lookup_node is not None and block._is_full:
+            raise InvalidInputError(
+                f"rewinding request {sequence.request_id} by {num_tokens} tokens reaches into block {block._block_id}, "
+                f"which {block._ref_count} holders share; rewind to a block boundary"
+            )
+
+    def detach_rewound_block(self, sequence: GenerationRequest) -> None:
+        """Take the last block out of the tree if it is cached under tokens that were just cut off."""
+        window = self.get_window(sequence.request_id)
+        index, inside = divmod(sequence.num_tokens, self._settings.tokens_per_block)
+        if not inside or self._settings.is_recurrent_state or index >= len(window.held):
+            return
+        block = window.held[index]
+        if block._lookup_node is not None and block._is_full and block._ref_count == 1:
+            self._claimer.remove_from_tree(block)
+
+    def release_last_block(self, sequence: GenerationRequest) -> None:
+        """Drop the last block, to the front of its queue if nobody else holds it. C++: releaseLastBlock."""
+        window = self.get_window(sequence.request_id)
+        if self._settings.is_recurrent_state:
+            self._release_last_placeholder(window)
+            return
+        block = window.held[-1]
+        block.dec_ref_count()
+        if not block._ref_count:
+            self._policy.release_block(block, to_front=True)
+        window.held.pop()
+        window.block_ids[0].pop()
+
+    def _release_last_placeholder(self, window: SequenceWindow) -> None:
+        """Recurrent states: the last block is the live state, so the placeholder before it goes."""
+        check(len(window.held) >= 2, "a recurrent sequence of one block cannot be rewound")
+        block = window.held[-2]
+        check(block.is_placeholder, f"block {block._block_id} before the live state is no placeholder")
+        block.dec_ref_count()
+        if not block._ref_count:
+            self._policy.release_block(block, to_front=True)
+        del window.held[-2]
+        del window.block_ids[0][-2]
+
+    def replace_shared_block(self, sequence: GenerationRequest, block_idx: int) -> None:
+        """Give every beam a block of its own at a position, if the present one is shared. C++: replaceSharedBlock."""
+        window, beam_width = self.get_window(sequence.request_id), sequence.beam_width
+        first = block_idx * beam_width
+        if not window.held[first + beam_width - 1].is_shared:
+            return
+        key, is_full = window.held[first]._block_key, window.held[first]._is_full
+        if not self._settings.compatibility:
+            entries = window.held[first : first + beam_width]
+            freed = sum(block._ref_count == entries.count(block) for block in set(entries))
+            if self._policy.get_num_free_blocks(0) + freed < beam_width:
+                raise OutOfBlocksError(f"{beam_width} blocks are needed to replace block {block_idx}; free some first")
+        for block in window.held[first : first + beam_width]:
+            block.dec_ref_count()
+            if not block._ref_count:
+                self._policy.release_block(block)
+        if self._policy.get_num_free_blocks(0) < beam_width:
+            raise OutOfBlocksError(f"{beam_width} blocks are needed to replace block {block_idx}; free some first")
+        for beam_idx in range(beam_width):
+            block = self._claimer.get_free_block(mode=sequence.transfer_mode, directory=sequence.directory)
+            block._ref_count += 1
+            block._prev_block_in_seq = window.held[(len(window.block_ids[beam_idx]) - 1) * beam_width + beam_idx]
+            block.set_block_key(key, is_full)
+            block.compute_hash()
+            window.block_ids[beam_idx][block_idx] = block._block_id
+            window.held[first + beam_idx] = block

@@ -1,0 +1,33 @@
+"""What every part of a window block manager needs to know about its window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trtkv.common import CacheType, WindowSize
+from trtkv.linear_attention import LinearAttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSettings:
+    """Fixed properties of one window. ``channel`` is the window's slot in tree nodes, 0 for the widest."""
+
+    window_size: WindowSize
+    channel: int
+    tokens_per_block: int
+    is_swa: bool
+    cache_type: CacheType
+    num_primary_blocks: int
+    num_secondary_blocks: int
+    num_placeholder_blocks: int
+    enable_partial_reuse: bool
+    copy_on_partial_reuse: bool
+    linear_attention_metadata: LinearAttentionMetadata | None
+    """Set for the recurrent-state window only."""
+    compatibility: bool
+    """Whether recorded faults of the reference are reproduced."""
+
+    @property
+    def is_recurrent_state(self) -> bool:
+        """Whether the window holds recurrent states instead of keys and values."""
+        return self.linear_attention_metadata is not None
