@@ -69,8 +69,8 @@ def test_capacity_below_which_something_has_to_go() -> None:
         capacity: compute_bounds(requests, tokens_per_block=1, capacity_tokens=capacity).clairvoyant_hit_tokens
         for capacity in (8, 9, 10, 12, 15)
     }
-    # A live request holds 5 units, so C - 5 others can be kept meanwhile. Of each prompt 4 can be found again. While the
-    # first c is live, units of a and b share that room; while the second a is live, units of b and c do.
+    # A live request holds 5 units, so C - 5 others can be kept meanwhile. Of each prompt 4 can be found again. While
+    # the first c is live, units of a and b share that room; while the second a is live, units of b and c do.
     # Best: all of a and c first, then b with what is left beside them.
     assert hits == {8: 3 + 0 + 3, 9: 4 + 0 + 4, 10: 4 + 1 + 4, 12: 4 + 3 + 4, 15: 4 + 4 + 4}
 

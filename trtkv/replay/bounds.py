@@ -14,7 +14,7 @@ from trtkv.replay.clairvoyant import ClairvoyantCache, UnitRequest
 from trtkv.replay.prefix_tree import PrefixTree
 from trtkv.replay.replay_result import Rate
 from trtkv.replay.schedule import Skip, closed_loop_events, num_pool_blocks
-from trtkv.replay.symbols import BlockSymbols, TokenSymbols, stored_tokens
+from trtkv.replay.symbols import BlockSymbols, TokenString, TokenSymbols, stored_tokens
 
 if TYPE_CHECKING:
     from trtkv.replay.trace import TraceRequest
@@ -114,12 +114,13 @@ def compute_bounds(
     )
 
 
-def infinite_matches(requests: Sequence[TraceRequest]) -> list[int]:
+def infinite_matches(requests: Sequence[TraceRequest], tokens: TokenString = stored_tokens) -> list[int]:
     """For each request, the tokens its prompt has in common with the best earlier prompt and output, up to all of it.
 
     A cache without limit finds min(match, prompt - 1) tokens, rounded down to full blocks where only those count.
+    ``tokens`` says what an earlier request has left; prompt_tokens leaves outputs out.
     """
-    symbols = TokenSymbols(requests, stored_tokens)
+    symbols = TokenSymbols(requests, tokens)
     tree = PrefixTree(symbols.load)
     return [min(tree.insert(symbols.load(i)), request.input_length) for i, request in enumerate(requests)]
 

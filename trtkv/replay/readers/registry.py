@@ -40,6 +40,8 @@ class TraceReader(NamedTuple):
     """Why a row is of this format, or None."""
     read: Callable[[Rows, ReadOptions], list[TraceRequest]]
     """Requests in replay order."""
+    seconds_per_unit: float | None = None
+    """Seconds of one unit of its timestamps; None if they are no times of one clock."""
     has_tokens: bool = True
     """False: only lengths are known."""
 
@@ -94,13 +96,14 @@ READERS: Final[dict[str, TraceReader]] = {
     reader.name: reader
     for reader in (
         # From the most special to the most general: the first one that recognises a row takes it.
-        TraceReader("dynamo", f"{DYNAMO_SCHEMA} records", _is_dynamo, read_dynamo),
+        TraceReader("dynamo", f"{DYNAMO_SCHEMA} records", _is_dynamo, read_dynamo, 1e-3),
         TraceReader("agentic", "agent sessions (kv-cache-tester)", _with_keys("block_size", "requests"), read_agentic),
         TraceReader(
             "bailian",
             f"Qwen Bailian rows, {BAILIAN_BLOCK_SIZE} tokens per hash id",
             _with_keys("chat_id", "input_length", "hash_ids"),
             read_bailian,
+            1.0,
         ),
         TraceReader(
             "kvcache-simulator",
@@ -108,13 +111,13 @@ READERS: Final[dict[str, TraceReader]] = {
             _with_keys("block_size", "input_length", "hash_ids"),
             read_kvcache_simulator,
         ),
-        TraceReader("mooncake", "hash ids of blocks", _with_keys(*FORMATS["mooncake"].keys), _basic("mooncake")),
-        TraceReader("tokens", "token ids", _with_keys(*FORMATS["tokens"].keys), _basic("tokens")),
+        TraceReader("mooncake", "hash ids of blocks", _with_keys(*FORMATS["mooncake"].keys), _basic("mooncake"), 1e-3),
+        TraceReader("tokens", "token ids", _with_keys(*FORMATS["tokens"].keys), _basic("tokens"), 1e-9),
         TraceReader("sharegpt", "conversations as text", _with_keys("conversations"), read_sharegpt),
         TraceReader("openai", "chat or completion requests as text", _is_openai, read_openai),
-        TraceReader("azure", "lengths only", _with_columns(AZURE), read_azure, has_tokens=False),
-        TraceReader("burstgpt", "lengths only", _with_columns(BURSTGPT), read_burstgpt, has_tokens=False),
-        TraceReader("vidur", "lengths only", _with_columns(VIDUR), read_vidur, has_tokens=False),
+        TraceReader("azure", "lengths only", _with_columns(AZURE), read_azure, 1.0, has_tokens=False),
+        TraceReader("burstgpt", "lengths only", _with_columns(BURSTGPT), read_burstgpt, 1.0, has_tokens=False),
+        TraceReader("vidur", "lengths only", _with_columns(VIDUR), read_vidur, 1.0, has_tokens=False),
     )
 }
 
