@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from trtkv.common import PLACEHOLDER_BLOCK_ID, RequestId, trunc_mod
+from trtkv.common import PLACEHOLDER_BLOCK_ID, RequestId, ceil_div, trunc_mod
 from trtkv.errors import InvalidInputError, OutOfBlocksError, UnknownIdError, check
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest, SequenceWindow
@@ -89,6 +89,15 @@ class SequenceBlocks:
         first = window.num_front_blocks_removed
         num_detached = self.num_detachable(sequence, window, num_tokens)
         return sum(block._ref_count == 1 for block in window.held[first : first + num_detached])
+
+    def count_needed(self, sequence: GenerationRequest, num_tokens: int) -> int:
+        """Free blocks it takes to grow to this length, sliding on the way: the most that are missing at any point."""
+        width = self._settings.tokens_per_block
+        most = num_new = 0
+        for length in range(ceil_div(sequence.num_tokens, width) * width + 1, num_tokens + 1, width):
+            num_new += sequence.beam_width
+            most = max(most, num_new - self.count_freed_by_sliding(sequence, length))
+        return most
 
     def count_held_alone(self, sequence: GenerationRequest) -> int:
         """Blocks of a sequence that nobody else holds."""
