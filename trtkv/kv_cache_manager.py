@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trtkv import capacity_estimation
-from trtkv.block_key import BlockKey, PackedKey, build_block_keys, build_block_keys_of
+from trtkv.block_key import BlockKey, PackedKey, build_block_keys, build_block_keys_of, hash_block_key
 from trtkv.block_manager import BlockManager, CacheSettings
 from trtkv.common import (
     MAX_INT32,
@@ -72,6 +72,8 @@ class KVCacheManager:
     that hurt users, half-done failures and the order of equal partial matches; see docs/decisions.
     ``hash_map_order`` asks for that order alone: equal partial matches are then taken in the iteration order of
     the reference's hash map instead of most recently inserted first, at the price of hashing every cached block.
+    ``preallocate_blocks`` makes all block objects now instead of at their first use: about 220 bytes a block for
+    steadier admission; a replay with a large pool is better off without.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class KVCacheManager:
         clock: Callable[[], int] = time.monotonic_ns,
         compatibility: bool = False,
         hash_map_order: bool | None = None,
+        preallocate_blocks: bool = False,
     ) -> None:
         if sink_token_length:
             raise ConfigurationError(f"sink_token_length is {sink_token_length}; sink tokens are not supported, give 0")
@@ -136,6 +139,8 @@ class KVCacheManager:
         )
         if kv_cache_connector_manager is not None and self._block_manager.is_variable_window:
             raise ConfigurationError("a connector works with one window only; use one window or no connector")
+        if preallocate_blocks:
+            self._block_manager.preallocate_blocks()
         self._tokens_per_block = tokens_per_block
         self._max_num_sequences = max_num_sequences
         self._max_beam_width = max_beam_width
@@ -151,7 +156,11 @@ class KVCacheManager:
         self._windows: list[tuple[WindowSize, WindowBlockManager]] = list(
             self._block_manager.window_block_managers.items()
         )
+        # Lengths, modulo the block, at which blocks may come or go: any with a sliding window, as a long prompt
+        # leaves it only once tokens are added.
         self._has_swa = any(manager.is_swa for _, manager in self._windows)
+        self._growth_phases = frozenset(range(tokens_per_block) if self._has_swa else (1 % tokens_per_block,))
+        self._has_recurrent = any(manager.is_recurrent_state for _, manager in self._windows)
         self._lock = threading.RLock()
         manager = self._block_manager
         self._pool_tensors = PoolTensors(
@@ -380,13 +389,8 @@ class KVCacheManager:
         llm_requests: Sequence[LlmRequest],
         sequences: Sequence[GenerationRequest],
     ) -> list[ClaimResult]:
-        return manager.plan_batch(
-            llm_requests,
-            self._effective_lengths(window_size, request_infos),
-            [beam_width for _, _, beam_width in request_infos],
-            self._enable_block_reuse,
-            [sequence.current_prepopulated_prompt_len for sequence in sequences],
-        )
+        limits = [sequence.current_prepopulated_prompt_len for sequence in sequences]
+        return self._plan_one_window(window_size, manager, list(zip(request_infos, llm_requests, strict=True)), limits)
 
     def _plan_batch(
         self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
@@ -403,26 +407,65 @@ class KVCacheManager:
                     f"request {request_id} has input length {input_length} and {beam_width} beams; "
                     f"give at least 1 token and 1 to {self._max_beam_width} beams"
                 )
-        beam_widths = [beam_width for _, _, beam_width in request_infos]
-        limits = [MAX_INT32] * len(request_infos)
-        plans = []
-        for window_size, manager in reversed(self._windows):
-            claims = manager.plan_batch(
-                llm_requests,
-                self._effective_lengths(window_size, request_infos),
-                beam_widths,
-                self._enable_block_reuse,
-                limits,
-            )
+        plans, limits = self._find_cached(request_infos, llm_requests)
+        for (_, manager), claims in zip(reversed(self._windows), plans, strict=True):
             manager.check_room(claims, self._enable_block_reuse)
-            limits = [claim.prepopulated_len for claim in claims]
-            plans.append(claims)
         if self._writes_prepopulated:
             for request, length in zip(llm_requests, limits, strict=True):
                 request.check_prepopulated_prompt_len(
                     length + self._num_connector_tokens(request, length), self._tokens_per_block
                 )
         return plans
+
+    def _find_cached(
+        self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
+    ) -> tuple[list[list[ClaimResult]], list[int]]:
+        """Claims per window, widest first, and how much of each prompt all windows have. Changes nothing.
+
+        A window may be content with a long match only: a sliding one leaves blocks out that a shorter prefix would
+        still see, recurrent states exist at some lengths only. When another window cuts the match, it is asked again.
+        """
+        batch = list(zip(request_infos, llm_requests, strict=True))
+        limits = [MAX_INT32] * len(batch)
+        caps, plans = [], []
+        for window_size, manager in reversed(self._windows):
+            caps.append(limits)
+            plans.append(self._plan_one_window(window_size, manager, batch, limits))
+            limits = [claim.prepopulated_len for claim in plans[-1]]
+        is_settled = not self._enable_block_reuse or not (self._has_swa or self._has_recurrent)
+        while not is_settled:
+            is_settled = True
+            for index, (window_size, manager) in enumerate(reversed(self._windows)):
+                is_cut = [
+                    claim.depends_on_length and claim.total_matched_tokens > limit
+                    for claim, limit in zip(plans[index], limits, strict=True)
+                ]
+                if any(is_cut):
+                    is_settled = False
+                    caps[index] = [
+                        limit if cut else cap for cut, limit, cap in zip(is_cut, limits, caps[index], strict=True)
+                    ]
+                    plans[index] = self._plan_one_window(window_size, manager, batch, caps[index])
+                    limits = [
+                        min(limit, claim.prepopulated_len) for limit, claim in zip(limits, plans[index], strict=True)
+                    ]
+        return plans, limits
+
+    def _plan_one_window(
+        self,
+        window_size: WindowSize,
+        manager: WindowBlockManager,
+        batch: Sequence[tuple[RequestInfo, LlmRequest]],
+        max_matched_tokens: Sequence[int],
+    ) -> list[ClaimResult]:
+        infos = [info for info, _ in batch]
+        return manager.plan_batch(
+            [request for _, request in batch],
+            self._effective_lengths(window_size, infos),
+            [beam_width for _, _, beam_width in infos],
+            self._enable_block_reuse,
+            max_matched_tokens,
+        )
 
     @property
     def _writes_prepopulated(self) -> bool:
@@ -460,26 +503,39 @@ class KVCacheManager:
     def add_token(self, request_id: RequestId) -> None:
         """Make room for one more token. C++: addToken.
 
-        Raises OutOfBlocksError if a window needs a block and has none.
+        Raises OutOfBlocksError if a window needs a block and has none. Most tokens only count, without the lock.
         """
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            sequence = self.get_sequence(request_id)
+        num_tokens = sequence.num_tokens + 1
+        if num_tokens % self._tokens_per_block not in self._growth_phases:
+            sequence.num_tokens = num_tokens
+            return
         with self._lock:
-            self._add_token(self.get_sequence(request_id))
+            self._grow(sequence)
 
     def add_tokens(self, request_ids: Iterable[RequestId]) -> None:
         """``add_token`` for a decode batch, in order; those before a failing one keep their token."""
+        sequences, tokens_per_block, growth_phases = self._sequences, self._tokens_per_block, self._growth_phases
         with self._lock:
             for request_id in request_ids:
-                self._add_token(self.get_sequence(request_id))
+                sequence = sequences.get(request_id)
+                if sequence is None:
+                    sequence = self.get_sequence(request_id)
+                num_tokens = sequence.num_tokens + 1
+                if num_tokens % tokens_per_block in growth_phases:
+                    self._grow(sequence)
+                else:
+                    sequence.num_tokens = num_tokens
 
-    def _add_token(self, sequence: GenerationRequest) -> None:
-        if sequence.num_tokens % self._tokens_per_block == 0 or self._has_swa:
-            if not self._compatibility:
-                for _, manager in self._windows:
-                    manager.check_can_add_token(sequence)
-            sequence.num_tokens += 1
-            self._block_manager.adjust_blocks_if_needed(sequence)
-        else:
-            sequence.num_tokens += 1
+    def _grow(self, sequence: GenerationRequest) -> None:
+        """One more token where a window may take or let go of a block."""
+        if not self._compatibility:
+            for _, manager in self._windows:
+                manager.check_can_add_token(sequence)
+        sequence.num_tokens += 1
+        self._block_manager.adjust_blocks_if_needed(sequence)
 
     def rewind_kv_cache(self, request_id: RequestId, rewind_lengths: int) -> None:
         """Drop the last tokens of a sequence, with blocks no longer needed; unknown ids are ignored.
@@ -596,7 +652,7 @@ class KVCacheManager:
 
         C++: copyLinearAttentionBlock.
         """
-        if not self._enable_block_reuse:
+        if not self._enable_block_reuse and (self._compatibility or llm_request.request_id not in self._sequences):
             return False
         with self._lock:
             sequence = self.get_sequence(llm_request.request_id)
@@ -610,7 +666,7 @@ class KVCacheManager:
     def commit_and_get_block_hashes_for_request(self, llm_request: LlmRequest, window_size: WindowSize) -> list[int]:
         """Chain hashes of a sequence's full blocks, the newest token included. One beam only.
 
-        Blocks not flagged full are keyed and hashed now; others keep their stored hash.
+        Blocks that are not cached are keyed and hashed now; cached ones stay as listeners know them.
         C++: commitAndGetBlockHashesForRequest.
         """
         if llm_request.beam_width != 1:
@@ -628,8 +684,10 @@ class KVCacheManager:
             limit = min(num_full, len(window.block_ids[0]))
             keys = build_block_keys(llm_request, self._tokens_per_block, limit * self._tokens_per_block, False)
             blocks = window.held[:: llm_request.beam_width][:limit]
+            if not self._compatibility:
+                return _commit_hashes(blocks, keys)
             for block, key in zip(blocks, keys, strict=True):
-                if not block.is_full or (not self._compatibility and block.block_key != key):
+                if not block.is_full:
                     block.set_block_key(key, is_full=True)
                     block.compute_hash()
             return [block.hash for block in blocks]
@@ -637,9 +695,15 @@ class KVCacheManager:
     # -- budgets --------------------------------------------------------------------------------------------
 
     def set_spec_decoding_budget(self, num_extra_kv_tokens: int, draft_token_reserve: int) -> None:
-        """Tokens that budgets add to every prompt, and drafts to reckon with at least. C++: setSpecDecodingBudget."""
+        """Tokens that budgets add to every prompt, and drafts to reckon with at least. C++: setSpecDecodingBudget.
+
+        Sliding windows keep that many tokens more, so that rejected drafts can be rewound.
+        """
         self._num_extra_kv_tokens = num_extra_kv_tokens
         self._draft_token_reserve = draft_token_reserve
+        if not self._compatibility:
+            for _, manager in self._windows:
+                manager.sequences.rewind_reserve = draft_token_reserve
 
     def analyze_prefix_reuse(
         self, llm_request: LlmRequest, tokens: Sequence[TokenId] | None = None
@@ -661,12 +725,9 @@ class KVCacheManager:
         if not self._enable_block_reuse:
             return 0
         with self._lock:
-            limit = MAX_INT32
-            for window_size, manager in reversed(self._windows):
-                length = min(llm_request.prompt_len, self.window_sizes_metadata[window_size].max_token_num)
-                (claim,) = manager.plan_batch([llm_request], [length], [llm_request.beam_width], True, [limit])
-                limit = claim.prepopulated_len
-            return limit
+            info = (llm_request.request_id, llm_request.prompt_len, llm_request.beam_width)
+            _, limits = self._find_cached([info], [llm_request])
+            return limits[0]
 
     def _uses_summary(self, llm_request: LlmRequest) -> bool:
         return self._enable_block_reuse and not self.is_variable_window and not self.cross_kv
@@ -701,9 +762,7 @@ class KVCacheManager:
         tokens_per_block = self._tokens_per_block
         linear = self._block_manager.linear_attention_metadata
         if window_size == RECURRENT_STATES and linear is not None and not self._compatibility:
-            return linear.calc_num_blocks_needed_for_req(
-                llm_request.prompt_len, tokens_per_block, self._enable_block_reuse
-            )
+            return self._count_states(llm_request, linear)
         length = llm_request.encoder_output_len if self.cross_kv else llm_request.prompt_len
         most_tokens = self._most_context_tokens(window_size)
         cached_len = min(length, most_tokens) + self._num_tokens_behind(llm_request)
@@ -750,6 +809,8 @@ class KVCacheManager:
         num_tokens = sequence.num_tokens
         linear = self._block_manager.linear_attention_metadata
         if window_size == RECURRENT_STATES and linear is not None:
+            if not self._compatibility:
+                return self._states_to_come(sequence, llm_request)
             return linear.calc_num_additional_blocks_needed_for_req(
                 num_tokens, llm_request.prompt_len, tokens_per_block, self._enable_block_reuse
             )
@@ -789,17 +850,33 @@ class KVCacheManager:
         linear = self._block_manager.linear_attention_metadata
         if linear is None:
             raise UnknownIdError("there is no recurrent window; ask for one of the attention windows")
+        if not self._compatibility:
+            sequence = self._sequences.get(llm_request.request_id)
+            if sequence is None:
+                return self._count_states(llm_request, linear)
+            return self._states_to_come(sequence, llm_request)
         if llm_request.is_generation_in_progress_state:
             return linear.calc_num_additional_blocks_needed_for_req(
                 llm_request.get_num_tokens(0), llm_request.prompt_len, self._tokens_per_block, self._enable_block_reuse
             )
-        if llm_request.is_context_finished and self._compatibility:
+        if llm_request.is_context_finished:
             return None
         if llm_request.request_id in self._sequences:
             return 0
         return linear.calc_num_blocks_needed_for_req(
             llm_request.prompt_len, self._tokens_per_block, self._enable_block_reuse
         )
+
+    def _count_states(self, llm_request: LlmRequest, linear: LinearAttentionMetadata) -> int:
+        return linear.count_states(
+            llm_request.prompt_len, self._tokens_per_block, self._enable_block_reuse, llm_request.beam_width
+        )
+
+    def _states_to_come(self, sequence: GenerationRequest, llm_request: LlmRequest) -> int:
+        recurrent = self._block_manager.get_window_block_manager(RECURRENT_STATES).recurrent
+        if recurrent is None:
+            return 0
+        return recurrent.num_blocks_to_come(sequence, llm_request.prompt_len, self._enable_block_reuse)
 
     def _remaining_attention(
         self, llm_request: LlmRequest, window_size: WindowSize, cached_summary: PrefixReuseSummary | None
@@ -873,11 +950,19 @@ class KVCacheManager:
     def get_max_capacity_batch_size(self, input_length: int, output_length: int) -> int:
         """Sequences of these lengths that fit at once: the minimum over windows. C++: getMaxCapacityBatchSize."""
         return min(
-            metadata.allotted_primary_blocks
-            // capacity_estimation.calculate_max_block_requirements(
-                input_length, output_length, 0, window_size, self._max_beam_width, self._tokens_per_block
-            )
+            metadata.allotted_primary_blocks // self._max_blocks_of(window_size, input_length, output_length)
             for window_size, metadata in self.window_sizes_metadata.items()
+        )
+
+    def _max_blocks_of(self, window_size: WindowSize, input_length: int, output_length: int) -> int:
+        """Blocks that a sequence of these lengths holds at most in a window."""
+        linear = self._block_manager.linear_attention_metadata
+        if window_size == RECURRENT_STATES and linear is not None and not self._compatibility:
+            return linear.count_states(
+                input_length, self._tokens_per_block, self._enable_block_reuse, self._max_beam_width
+            )
+        return capacity_estimation.calculate_max_block_requirements(
+            input_length, output_length, 0, window_size, self._max_beam_width, self._tokens_per_block
         )
 
     # -- scheduling simulation --------------------------------------------------------------------------------
@@ -1014,8 +1099,20 @@ class KVCacheManager:
             self._block_manager.flush_iteration_events()
 
     def get_latest_events(self, timeout_ms: float | None = None) -> list[KVCacheEvent]:
-        """Flushed events since the last call; waits up to the timeout if there are none. C++: getLatestEvents."""
+        """Flushed events since the last call, oldest first. C++: getLatestEvents.
+
+        With a timeout, waits for a flush if there are none; without one, or with 0, returns at once what is there.
+        Raises InvalidInputError for a manager without an event manager.
+        """
         return self._block_manager.get_latest_events(timeout_ms)
+
+    def get_cached_block_events(self) -> list[KVCacheEvent]:
+        """Created and stored events that describe the cache as it is now, for a listener that starts late or lost some.
+
+        All have the id of the last event so far, so a listener goes on with the next one. Changes nothing.
+        """
+        with self._lock:
+            return self._block_manager.get_cached_block_events()
 
     def refresh_blocks(self) -> None:
         """Apply expired durations, and order compute work behind transfers. C++: refreshBlocks."""
@@ -1073,6 +1170,20 @@ class KVCacheManager:
         capacity_estimation.calculate_cache_size_per_token_for_single_window_size
     )
     calculate_window_size_to_share = staticmethod(capacity_estimation.calculate_window_size_to_share)
+
+
+def _commit_hashes(blocks: Sequence[KVCacheBlock], keys: Sequence[PackedKey]) -> list[int]:
+    """Chain hashes of the keys; each block that is not cached takes its key and hash."""
+    hashes = []
+    value = 0
+    for block, key in zip(blocks, keys, strict=True):
+        is_known = block.lookup_node is not None and block.block_key == key
+        value = block.hash if is_known else hash_block_key(key, value)
+        if block.is_detached and not block.is_placeholder:
+            block.set_block_key(key, is_full=True)
+            block.set_hash(value)
+        hashes.append(value)
+    return hashes
 
 
 def _write_row(target: Any, slots: Any, stride: int, kv_factor: int) -> None:
