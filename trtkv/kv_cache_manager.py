@@ -324,6 +324,16 @@ class KVCacheManager:
         """Free primary blocks by window."""
         return self._block_manager.get_num_free_blocks_per_window_size()
 
+    @property
+    def num_extra_kv_tokens(self) -> int:
+        """Slots that budgets add behind every prompt."""
+        return self._num_extra_kv_tokens
+
+    @property
+    def draft_token_reserve(self) -> int:
+        """Drafts that budgets reckon with at least, and by which a sliding window can be rewound."""
+        return self._draft_token_reserve
+
     # -- admission ------------------------------------------------------------------------------------
 
     def add_sequence_batch(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> None:
@@ -931,13 +941,14 @@ class KVCacheManager:
         tokens_per_block = self._tokens_per_block
         prompt_len = min(llm_request.prompt_len, self._get_window_metadata(window_size).max_token_num)
         final_len = llm_request.prompt_len + llm_request.max_new_tokens + self._num_tokens_behind(llm_request)
-        most_blocks = ceil_div(min(final_len, window_size + tokens_per_block - 1), tokens_per_block)
+        sequences = self._block_manager.get_window_block_manager(window_size).sequences
+        most_tokens = window_size + sequences.rewind_reserve + tokens_per_block - 1
+        most_blocks = ceil_div(min(final_len, most_tokens), tokens_per_block)
         sequence = self._sequences.get(llm_request.request_id)
         if sequence is not None:
-            window = self._block_manager.get_window_block_manager(window_size)
             num_held = len(sequence.get_window(window_size).held)
             if final_len > window_size:
-                num_held = window.sequences.count_held_alone(sequence)
+                num_held = sequences.count_held_alone(sequence)
             return max(most_blocks * llm_request.beam_width - num_held, 0)
         if self._uses_summary(llm_request) and llm_request.is_context_init_state:
             summary = self.analyze_prefix_reuse(llm_request) if cached_summary is None else cached_summary
