@@ -21,14 +21,16 @@ from trtkv.window_block_manager.sequences import SequenceBlocks
 from trtkv.window_block_manager.settings import WindowSettings
 
 
-def usable_tokens(request: LlmRequest) -> int:
+def usable_tokens(request: LlmRequest, compatibility: bool) -> int:
     """Tokens of beam 0 whose state is in the cache: all but the newest, or as far as the prompt is computed.
 
-    At position 0 the prompt counts as computed. C++: getUsableUniqueTokenCountForReuse.
+    Recorded: at position 0 the prompt counts as computed, so that removing a request before its first step
+    offers blocks for reuse that were never filled. C++: getUsableUniqueTokenCountForReuse.
     """
     num_tokens = request.get_num_tokens(0)
     position = request.context_current_position
-    if position and request.context_remaining_length > 0:
+    is_waiting = not compatibility and request.is_context_init_state
+    if (position or is_waiting) and request.context_remaining_length > 0:
         num_tokens = min(num_tokens, position)
     return max(num_tokens - 1, 0)
 
@@ -248,7 +250,9 @@ class BlockStorer:
     def store_context_blocks(self, sequence: GenerationRequest, request: LlmRequest) -> None:
         """Store the full blocks computed so far. C++: storeContextBlocks."""
         window = sequence.get_window(self._settings.window_size)
-        keys = build_block_keys(request, self._settings.tokens_per_block, usable_tokens(request), False)
+        keys = build_block_keys(
+            request, self._settings.tokens_per_block, usable_tokens(request, self._settings.compatibility), False
+        )
         if self._settings.compatibility and self._settings.is_swa:
             self.store_blocks(keys, self._visible_blocks(window, len(keys)))
         else:
@@ -297,7 +301,7 @@ class BlockStorer:
 
         A recurrent window stores snapshots of the prompt only. C++: storeBlocksForReuse.
         """
-        usable, allow_partial = usable_tokens(request), True
+        usable, allow_partial = usable_tokens(request, self._settings.compatibility), True
         if self._settings.is_recurrent_state:
             usable = min(usable, request.prompt_len - 1)
             allow_partial = self._settings.compatibility
