@@ -111,6 +111,15 @@ class SequenceBlocks:
         num_detached = self.num_detachable(sequence, window, num_tokens)
         return sum(block._ref_count == 1 for block in window.held[first : first + num_detached])
 
+    def count_needed(self, sequence: GenerationRequest, num_tokens: int) -> int:
+        """Free blocks it takes to grow to this length, sliding on the way: the most that are missing at any point."""
+        width = self._settings.tokens_per_block
+        most = num_new = 0
+        for length in range(ceil_div(sequence.num_tokens, width) * width + 1, num_tokens + 1, width):
+            num_new += sequence.beam_width
+            most = max(most, num_new - self.count_freed_by_sliding(sequence, length))
+        return most
+
     def count_held_alone(self, sequence: GenerationRequest) -> int:
         """Blocks of a sequence that nobody else holds."""
         window = sequence.get_window(self._settings.window_size)
