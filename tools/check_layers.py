@@ -44,6 +44,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
             "kv_cache_block",
             "generation_request",
             "kv_cache_block_pool",
+            "pool_tensors",
             "kv_cache_events",
             "kernels.*",
         ),
@@ -54,18 +55,19 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
             "eviction_policy",
             "kv_cache_event_manager",
             "copy_engine",
-            "file_copy_engine",
             "torch_copy_engine",
             "cupy_copy_engine",
+            "file_copy_engine",
             "kv_cache_transfer_manager",
             "capacity_estimation",
+            "memory",
         ),
     ),
     ("one window", ("window_block_manager.*",)),
     ("all windows", ("block_manager",)),
     ("the manager", ("kv_cache_manager",)),
-    ("around a manager", ("invariants", "nano.*")),
-    ("users of a manager", ("scheduler.*", "resource_manager", "executor.*")),
+    ("around a manager", ("invariants", "kv_cache_event_consumer", "attention_dp_gather", "exporters.*", "nano.*")),
+    ("users of a manager", ("scheduler.*", "resource_manager.*", "executor.*")),
     ("traces", ("replay.*", "verify.*")),
     ("commands", ("commands.*",)),
     ("program", ("cli", "__main__", ROOT_MODULE)),
@@ -86,7 +88,7 @@ TOP_LEVEL_ALLOWED: Final[Mapping[str, tuple[str, ...]]] = {
     "pydantic": ("config",),
     "ray": (),
     "tokenizers": (),
-    "torch": ("torch_copy_engine", "executor.*"),
+    "torch": ("torch_copy_engine", "file_copy_engine", "executor.*"),
     "transformers": (),
     "typer": ("commands.*", "cli"),
     "zmq": (),
@@ -172,9 +174,12 @@ def _resolve(name: str, line: int, known: Collection[str], for_types: bool, at_t
     head, _, rest = name.partition(".")
     if head != PACKAGE:
         return Import(head or name, line, False, for_types, at_top)
-    while rest and rest not in known:
-        rest = rest.rpartition(".")[0]
-    return Import(rest or ROOT_MODULE, line, True, for_types, at_top)
+    if rest not in known and "." not in rest:
+        return Import(ROOT_MODULE, line, True, for_types, at_top)
+    parts = rest.split(".")
+    prefixes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    target = next((prefix for prefix in prefixes if prefix in known), prefixes[-1])
+    return Import(target, line, True, for_types, at_top)
 
 
 def check(package_dir: Path, rules: Rules) -> list[str]:

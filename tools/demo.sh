@@ -1,26 +1,27 @@
 #!/usr/bin/env bash
 # tools/demo.sh [TRACE]: replay a request trace (Mooncake rows) through the block manager and show the report.
 # Without TRACE a chat trace is generated. Makes .venv on first use; needs neither torch nor a GPU.
-# Results go to .demo/ in the repository.
+# Results go to .demo/ in the repository, or to TRTKV_DEMO_DIR.
 set -euo pipefail
 
 source "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
-# shellcheck disable=SC2016  # $python is expanded when the step runs
-prepare_python demo '"$python" -m pip install --quiet --editable .'
-
 if [ $# -gt 1 ]; then
     fail "give one trace file or none, not $# arguments"
 fi
 if [ $# -eq 1 ]; then
     [ -r "$1" ] || fail "cannot read the trace $1"
-    trace=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
+    trace=$1
 fi
 
-cd "$root"
-mkdir -p .demo
+# shellcheck disable=SC2016  # $python is expanded when the step runs
+prepare_python demo '"$python" -m pip install --quiet --editable .'
+
+out=${TRTKV_DEMO_DIR:-$root/.demo}
+mkdir -p "$out"
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 if [ $# -eq 0 ]; then
-    trace=.demo/chat.jsonl
+    trace=$out/chat.jsonl
     "$python" -m trtkv trace generate --kind chat --requests 300 --seed 1 --output "$trace"
 fi
 "$python" -m trtkv replay "$trace" --format mooncake --block-size 512 --tokens-per-block 64 \
-    --capacity-tokens 200000 --live 16 --html .demo/report.html --json .demo/report.json
+    --capacity-tokens 200000 --live 16 --json "$out/report.json"

@@ -25,7 +25,7 @@ step "ruff check" "$python" -m ruff check .
 step "ruff format" "$python" -m ruff format --check .
 step "mypy" "$python" -m mypy --strict trtkv
 step "layers" "$python" tools/check_layers.py
-step "C++ names" "$python" tools/cpp_names.py --check
+step "C++ names" "$python" -m tools.cpp_names --check
 step "pytest" "$python" -m pytest -n 2 "$@"
 
 if [ ${#failed[@]} -gt 0 ]; then

@@ -7,6 +7,7 @@ turns it into a tuple that starts with those bytes. One builder serves admission
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -97,7 +98,9 @@ class BlockKey:
 
     def __post_init__(self) -> None:
         if self.extra_ids is not None and len(self.extra_ids) != len(self.tokens):
-            raise InvalidInputError(f"{len(self.extra_ids)} extra ids for {len(self.tokens)} tokens; give one per token")
+            raise InvalidInputError(
+                f"{len(self.extra_ids)} extra ids for {len(self.tokens)} tokens; give one per token"
+            )
 
     @property
     def uses_extra_ids(self) -> bool:
@@ -221,35 +224,23 @@ def hash_block_key(key: PackedKey, parent_hash: int = 0) -> int:
     return seed
 
 
-class HashLink:
-    """A chain hash not computed yet: a key and the hash (or link) of its predecessor at that moment.
+HashLink: TypeAlias = "tuple[PackedKey, HashLink | int]"
+"""A chain hash not computed yet: a key and the hash (or link) of its predecessor at that moment.
 
-    Links never change what they stand for, so a stale hash keeps the value it had; computing one caches
-    the number and lets go of the predecessor.
-    """
+A link never changes what it stands for, so a stale hash keeps the value it had. Tuples are used because one
+is made for every block, and the garbage collector stops tracking them.
+"""
 
-    __slots__ = ("key", "parent", "value")
 
-    def __init__(self, key: PackedKey, parent: HashLink | int) -> None:
-        self.key = key
-        self.parent: HashLink | int = parent
-        self.value: int | None = None
-
-    def get(self) -> int:
-        """The hash; walks back iteratively to the nearest link that is already computed."""
-        if self.value is not None:
-            return self.value
-        pending: list[HashLink] = []
-        link: HashLink | int = self
-        while isinstance(link, HashLink) and link.value is None:
-            pending.append(link)
-            link = link.parent
-        value = link if isinstance(link, int) else cast(int, link.value)
-        for entry in reversed(pending):
-            value = hash_block_key(entry.key, value)
-            entry.value = value
-            entry.parent = 0
-        return value
+def resolve_hash(link: HashLink | int) -> int:
+    """The hash that a link stands for; walks back to the nearest number, without recursion."""
+    keys: list[PackedKey] = []
+    while isinstance(link, tuple):
+        keys.append(link[0])
+        link = link[1]
+    for key in reversed(keys):
+        link = hash_block_key(key, link)
+    return link
 
 
 # -- building keys ------------------------------------------------------------------------------------
@@ -290,9 +281,9 @@ def build_block_keys(
             "give an input length of at most its tokens plus one"
         )
     cache = request._block_key_cache
-    if cache.__class__ is not _BlockKeyCache or cache.tokens_per_block != tokens_per_block:  # type: ignore[attr-defined]
+    if cache.__class__ is not _BlockKeyCache or cache.tokens_per_block != tokens_per_block:
         cache = request._block_key_cache = _BlockKeyCache(tokens_per_block)
-    cached: list[PackedKey] = cache.keys  # type: ignore[attr-defined]
+    cached: list[PackedKey] = cache.keys
     num_full = usable_size // tokens_per_block
     if num_full > len(cached):
         cached += _slice_keys(request, tokens, len(cached), len(tokens) // tokens_per_block, tokens_per_block)
@@ -360,9 +351,7 @@ def _make_key(request: LlmRequest, tokens: array[int], start: int, end: int) -> 
     return _pack(data, extra, request.lora_task_id, request.cache_salt, extra_keys)
 
 
-def generate_block_hash_extra_keys(
-    mm: MultimodalInput, start_token_idx: int, end_token_idx: int
-) -> list[MmKey]:
+def generate_block_hash_extra_keys(mm: MultimodalInput, start_token_idx: int, end_token_idx: int) -> list[MmKey]:
     """Multimodal keys of the block [start, end). C++: generateBlockHashExtraKeys.
 
     Complete and well-formed run data decide; otherwise positions and lengths do, if there are as many as items.
@@ -387,7 +376,7 @@ def _has_valid_runs(mm: MultimodalInput) -> bool:
         len(offsets) == len(mm.hashes) + 1
         and offsets[0] == 0
         and offsets[-1] == len(positions) == len(lengths)
-        and all(begin <= end for begin, end in zip(offsets, offsets[1:], strict=False))
+        and all(begin <= end for begin, end in itertools.pairwise(offsets))
         and all(position >= 0 for position in positions)
         and all(length > 0 for length in lengths)
     )

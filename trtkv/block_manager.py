@@ -25,7 +25,7 @@ from trtkv.generation_request import GenerationRequest
 from trtkv.kv_cache_block import KVCacheBlock
 from trtkv.kv_cache_block_pool import KVCacheBlockPool
 from trtkv.kv_cache_event_manager import KVCacheEventManager
-from trtkv.kv_cache_events import KVCacheEvent
+from trtkv.kv_cache_events import KVCacheCreatedData, KVCacheEvent
 from trtkv.linear_attention import LinearAttentionMetadata
 from trtkv.llm_request import LlmRequest
 from trtkv.radix_block_tree import UnifiedBlockTree
@@ -55,6 +55,7 @@ class CacheSettings(NamedTuple):
     linear_attention_metadata: LinearAttentionMetadata | None = None
     pool_configurations: Sequence[PoolConfiguration] = ()
     compatibility: bool = False
+    hash_map_order: bool = False
 
 
 class BlockManager:
@@ -72,21 +73,17 @@ class BlockManager:
         clock: Callable[[], int],
     ) -> None:
         _check_settings(settings)
-        self._settings = settings
+        self.settings = settings
         self._event_manager = event_manager
         self.num_layers = len(settings.num_kv_heads_per_layer)
-        self.lookup_tree = UnifiedBlockTree(hash_map_order=settings.compatibility)
+        self.lookup_tree = UnifiedBlockTree(settings.hash_map_order)
         layers_per_window = group_layers_by_window_size(settings.max_attention_window_vec, self.num_layers)
-        self._layer_to_window_size = {
-            layer: window for window, layers in layers_per_window.items() for layer in layers
-        }
+        self._layer_to_window_size = {layer: window for window, layers in layers_per_window.items() for layer in layers}
         self.is_variable_window = len(layers_per_window) > 1
         self.is_variable_gqa = len(set(settings.num_kv_heads_per_layer)) > 1
         windows = sorted(layers_per_window)
         self.window_block_managers: dict[WindowSize, WindowBlockManager] = {
-            window: self._create_window(
-                window, len(windows) - 1 - index, layers_per_window[window], copy_engine, clock
-            )
+            window: self._create_window(window, len(windows) - 1 - index, layers_per_window[window], copy_engine, clock)
             for index, window in enumerate(windows)
         }
         self.window_sizes_metadata = self._create_metadata()
@@ -102,7 +99,7 @@ class BlockManager:
         copy_engine: CopyEngine,
         clock: Callable[[], int],
     ) -> WindowBlockManager:
-        settings = self._settings
+        settings = self.settings
         num_primary, num_secondary = self._blocks_of(window_size)
         is_recurrent = window_size == RECURRENT_STATES
         linear = settings.linear_attention_metadata if is_recurrent else None
@@ -113,6 +110,7 @@ class BlockManager:
             WindowSettings(
                 window_size=window_size,
                 channel=channel,
+                num_channels=len(set(self._layer_to_window_size.values())),
                 tokens_per_block=settings.tokens_per_block,
                 is_swa=0 <= window_size < settings.max_sequence_length,
                 cache_type=settings.cache_type,
@@ -138,10 +136,11 @@ class BlockManager:
 
     def _blocks_of(self, window_size: WindowSize) -> tuple[int, int]:
         try:
-            num_primary, num_secondary = self._settings.blocks_per_window[window_size]
+            num_primary, num_secondary = self.settings.blocks_per_window[window_size]
         except KeyError:
             raise UnknownIdError(
-                f"blocks_per_window has no entry for window {window_size}; it has {sorted(self._settings.blocks_per_window)}"
+                f"blocks_per_window has no entry for window {window_size}; "
+                f"it has {sorted(self.settings.blocks_per_window)}"
             ) from None
         if num_primary <= 0:
             raise ConfigurationError(f"window {window_size} has {num_primary} primary blocks; give it at least 1")
@@ -150,13 +149,13 @@ class BlockManager:
     def _num_placeholders(self, linear: LinearAttentionMetadata) -> int:
         if linear.num_placeholder_blocks is not None:
             return linear.num_placeholder_blocks
-        return self._blocks_of(self._settings.max_sequence_length)[0]
+        return self._blocks_of(self.settings.max_sequence_length)[0]
 
     def _create_metadata(self) -> dict[WindowSize, WindowSizeMetadata]:
         result = {}
         offset = 0
         for window_size, manager in self.window_block_managers.items():
-            max_token_num = max(window_size, self._settings.max_sequence_length)
+            max_token_num = max(window_size, self.settings.max_sequence_length)
             num_pools = manager.pools.get_num_pools()
             result[window_size] = WindowSizeMetadata(
                 manager.num_primary_blocks,
@@ -164,13 +163,18 @@ class BlockManager:
                 offset,
                 num_pools,
                 max_token_num,
-                ceil_div(max_token_num, self._settings.tokens_per_block),
+                ceil_div(max_token_num, self.settings.tokens_per_block),
                 manager.max_num_blocks,
                 window_size,
                 manager.is_swa,
             )
             offset += num_pools
         return result
+
+    def preallocate_blocks(self) -> None:
+        """Make all block objects now instead of at their first use."""
+        for manager in self.window_block_managers.values():
+            manager.eviction_policy.make_all_blocks()
 
     # -- windows, layers, pools ---------------------------------------------------------------------
 
@@ -186,17 +190,17 @@ class BlockManager:
     @property
     def tokens_per_block(self) -> int:
         """Tokens of a block."""
-        return self._settings.tokens_per_block
+        return self.settings.tokens_per_block
 
     @property
     def cache_type(self) -> CacheType:
         """What the cache holds."""
-        return self._settings.cache_type
+        return self.settings.cache_type
 
     @property
     def linear_attention_metadata(self) -> LinearAttentionMetadata | None:
         """Sizes of recurrent states, if there are any."""
-        return self._settings.linear_attention_metadata
+        return self.settings.linear_attention_metadata
 
     @property
     def first_window_size(self) -> WindowSize:
@@ -219,21 +223,25 @@ class BlockManager:
         """Index of a layer's pool over all windows."""
         window_size = self.get_layer_window_size(layer_idx)
         manager = self.window_block_managers[window_size]
-        return self.window_sizes_metadata[window_size].absolute_pools_offset + manager.pools.layer_to_pool_index[layer_idx]
+        first = self.window_sizes_metadata[window_size].absolute_pools_offset
+        return first + manager.pools.layer_to_pool_index[layer_idx]
 
     def get_pool_layer_idx(self, layer_idx: int) -> int:
         """Row of a layer inside its pool."""
         manager = self.window_block_managers[self.get_layer_window_size(layer_idx)]
         return manager.pools.layer_to_index_within_pool[layer_idx]
 
-    def get_num_pools(
-        self, include_block_scale_pools: bool = True, include_indexer_k_cache_pools: bool = True
-    ) -> int:
+    def get_num_pools(self, include_block_scale_pools: bool = True, include_indexer_k_cache_pools: bool = True) -> int:
         """Pools of all windows."""
         return sum(
             manager.pools.get_num_pools(include_block_scale_pools, include_indexer_k_cache_pools)
             for manager in self.window_block_managers.values()
         )
+
+    @property
+    def pools(self) -> list[KVCacheBlockPool]:
+        """Pools of all windows, narrowest window first."""
+        return self._pools
 
     def get_pool(self, pool_idx: int) -> KVCacheBlockPool:
         """A pool by its index over all windows, narrowest window first."""
@@ -241,15 +249,22 @@ class BlockManager:
             raise UnknownIdError(f"there is no pool {pool_idx}; pools run from 0 to {len(self._pools) - 1}")
         return self._pools[pool_idx]
 
+    @property
+    def primary_pool_bytes(self) -> int:
+        """Bytes of all primary pools."""
+        return sum(pool.primary_bytes for pool in self._pools)
+
     def get_block_by_id(self, block_id: BlockId, window_size: WindowSize) -> KVCacheBlock:
         """A block of a window."""
         return self.get_window_block_manager(window_size).get_block_by_id(block_id)
 
     @property
     def pool_configurations(self) -> list[PoolConfiguration]:
-        """Head size and element type of every window, ascending."""
+        """Head size (0 for recurrent states) and element type of every window, ascending."""
         return [
-            PoolConfiguration(window, manager.pools.size_per_head, manager.pools.dtype)
+            PoolConfiguration(
+                window, 0 if manager.is_recurrent_state else manager.pools.size_per_head, manager.pools.dtype
+            )
             for window, manager in self.window_block_managers.items()
         ]
 
@@ -347,9 +362,7 @@ class BlockManager:
         Dummy requests, several beams and models with recurrent states store nothing here.
         """
         if request is not None and (
-            request.is_dummy_request
-            or sequence.beam_width > 1
-            or self._settings.linear_attention_metadata is not None
+            request.is_dummy_request or sequence.beam_width > 1 or self.settings.linear_attention_metadata is not None
         ):
             request = None
         for manager in self.window_block_managers.values():
@@ -428,7 +441,7 @@ class BlockManager:
 
     def reset_reuse_state(self) -> None:
         """Forget everything cached: an empty tree for all windows."""
-        self.lookup_tree = UnifiedBlockTree(hash_map_order=self._settings.compatibility)
+        self.lookup_tree = UnifiedBlockTree(self.settings.hash_map_order)
         for manager in self.window_block_managers.values():
             manager.reset_reuse_state(self.lookup_tree)
 
@@ -464,8 +477,25 @@ class BlockManager:
             self._event_manager.flush()
 
     def get_latest_events(self, timeout_ms: float | None = None) -> list[KVCacheEvent]:
-        """Flushed events since the last call; none without an event manager."""
-        return [] if self._event_manager is None else self._event_manager.get_events(timeout_ms)
+        """Flushed events since the last call."""
+        if self._event_manager is None and self.settings.compatibility:
+            return []
+        return self._get_event_manager().get_events(timeout_ms)
+
+    def get_cached_block_events(self) -> list[KVCacheEvent]:
+        """Created and stored events that describe the cache as it is; all have the id of the last event so far."""
+        event_id = self._get_event_manager().next_event_id - 1
+        events = []
+        for window, manager in self.window_block_managers.items():
+            counts = (manager.num_primary_blocks, manager.num_secondary_blocks)
+            events.append(KVCacheEvent(event_id, KVCacheCreatedData(counts), window))
+            events += [KVCacheEvent(event_id, data, window) for data in manager.describe_cached_blocks()]
+        return events
+
+    def _get_event_manager(self) -> KVCacheEventManager:
+        if self._event_manager is None:
+            raise InvalidInputError("events are off; give the manager an event_manager (event_buffer_max_size > 0)")
+        return self._event_manager
 
     def verify_queue_integrity(self, window_size: WindowSize) -> bool:
         """Whether a window's queues are sound."""

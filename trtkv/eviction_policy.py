@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from sortedcontainers import SortedDict
@@ -27,59 +27,79 @@ _NUM_LEVELS: Final = 3
 _NS_PER_MS: Final = 1_000_000
 
 
-class FreeBlocksQueue(OrderedDict[KVCacheBlock, None]):
+class FreeBlocksQueue:
     """Free blocks of one level and priority, first out first; a block knows its queue, so removal is O(1)."""
 
+    __slots__ = ("blocks", "level", "priority")
+
     def __init__(self, level: int, priority: Priority) -> None:
-        super().__init__()
+        self.blocks: OrderedDict[KVCacheBlock, None] = OrderedDict()
         self.level = level
         self.priority = priority
 
     def discard_block(self, block: KVCacheBlock) -> None:
         """Take a block out, wherever it stands."""
-        del self[block]
+        del self.blocks[block]
 
 
 class FreshBlocks:
     """Blocks of a level never used so far: a range of ids whose block objects are made when they are taken."""
 
-    __slots__ = ("_get_block", "_step", "end", "front", "level", "next", "priority")
+    __slots__ = ("_front", "_make_block", "_num_taken", "blocks", "ids", "level", "priority")
 
     def __init__(
-        self,
-        level: int,
-        ids: range,
-        front: FreeBlocksQueue,
-        get_block: Callable[[BlockId], KVCacheBlock],
+        self, level: int, ids: range, front: FreeBlocksQueue, make_block: Callable[[BlockId, FreshBlocks], KVCacheBlock]
     ) -> None:
         self.level = level
         self.priority = DEFAULT_RETENTION_PRIORITY
-        self.next = ids.start
-        self.end = ids.stop
-        self._step = ids.step
-        self.front = front
-        self._get_block = get_block
+        self.ids = ids
+        self.blocks: list[KVCacheBlock] = []  # those made so far, taken or not, in the order of ids
+        self._num_taken = 0
+        self._front = front
+        self._make_block = make_block
 
     def __len__(self) -> int:
-        return (self.end - self.next) * self._step
+        return len(self.ids) - self._num_taken
 
-    def ids(self) -> range:
+    def remaining_ids(self) -> range:
         """The ids left, in the order in which they are taken."""
-        return range(self.next, self.end, self._step)
+        return self.ids[self._num_taken :]
+
+    def get_block(self, index: int) -> KVCacheBlock:
+        """The block of the index-th id, taken or not; making its object changes nothing else."""
+        self._make_up_to(index + 1)
+        return self.blocks[index]
+
+    def _make_up_to(self, count: int) -> None:
+        if count > len(self.blocks):
+            make_block = self._make_block
+            self.blocks += [make_block(block_id, self) for block_id in self.ids[len(self.blocks) : count]]
+
+    def make_all(self) -> None:
+        """Make every block object now."""
+        self._make_up_to(len(self.ids))
 
     def peek(self) -> KVCacheBlock:
-        """The next one; making its object changes nothing else."""
-        return self._get_block(self.next)
+        """The next one."""
+        return self.get_block(self._num_taken)
+
+    def take(self, count: int) -> list[KVCacheBlock]:
+        """Take the next ones."""
+        first, end = self._num_taken, self._num_taken + count
+        self._make_up_to(end)
+        self._num_taken = end
+        taken = self.blocks[first:end]
+        for block in taken:
+            block._free_queue = None
+        return taken
 
     def discard_block(self, block: KVCacheBlock) -> None:
         """Take a block out; those before it move to the queue in front, so the order stays."""
-        block_id = block._block_id
-        while self.next != block_id:
-            earlier = self._get_block(self.next)
-            self.front[earlier] = None
-            earlier._free_queue = self.front
-            self.next += self._step
-        self.next += self._step
+        index = self.ids.index(block._block_id)
+        for earlier in self.take(index - self._num_taken):
+            self._front.blocks[earlier] = None
+            earlier._free_queue = self._front
+        self._num_taken += 1
 
 
 class BaseEvictionPolicy(Protocol):
@@ -99,8 +119,8 @@ class BaseEvictionPolicy(Protocol):
     ) -> None:
         """Take a block out of its queue and set its retention."""
 
-    def refresh(self) -> None:
-        """Bring blocks whose duration is over back to the default priority."""
+    def refresh(self) -> list[tuple[KVCacheBlock, Priority]]:
+        """Bring blocks whose duration is over back to the default priority; returns them with the one they had."""
 
     def verify_queue_integrity(self) -> bool:
         """Whether every queued block is free and stands in a queue of its level."""
@@ -109,15 +129,16 @@ class BaseEvictionPolicy(Protocol):
 class LRUEvictionPolicy:
     """Priority queues per level, least recently released first. C++: LRUEvictionPolicy.
 
-    ``clock`` returns nanoseconds. ``get_block`` makes or returns the block of an id. Blocks start in the
-    queue of the default priority in id order; those that were released to the front go before them.
+    ``clock`` returns nanoseconds. ``make_block`` makes the block of an id; blocks are made when they are first
+    asked for. They start in the queue of the default priority in id order; those that were released to the front
+    go before them.
     """
 
     def __init__(
         self,
         num_primary_blocks: int,
         num_secondary_blocks: int,
-        get_block: Callable[[BlockId], KVCacheBlock],
+        make_block: Callable[[BlockId, FreshBlocks], KVCacheBlock],
         clock: Callable[[], int],
         secondary_offload_min_priority: Priority | None = None,
         num_placeholder_blocks: int = 0,
@@ -143,7 +164,7 @@ class LRUEvictionPolicy:
             range(num_primary_blocks, num_blocks),
             range(CACHED_BLOCKS_ROOT_ID - 1, CACHED_BLOCKS_ROOT_ID - 1 - num_placeholder_blocks, -1),
         )
-        self._fresh = [FreshBlocks(level, ids[level], self._front_queues[level], get_block) for level in range(3)]
+        self._fresh = [FreshBlocks(level, ids[level], self._front_queues[level], make_block) for level in range(3)]
         self._num_free = [num_primary_blocks, num_secondary_blocks, num_placeholder_blocks]
         self._used_priorities = [1 << default] * _NUM_LEVELS  # bit set: the queue may hold blocks
         self._expiring: SortedDict[tuple[int, int], KVCacheBlock] = SortedDict()
@@ -160,6 +181,11 @@ class LRUEvictionPolicy:
         """The never-used blocks of a level."""
         return self._fresh[level]
 
+    def make_all_blocks(self) -> None:
+        """Make the objects of all blocks that were never used."""
+        for fresh in self._fresh:
+            fresh.make_all()
+
     def get_free_block(self, cache_level: int, want_placeholder: bool = False) -> tuple[KVCacheBlock, bool]:
         """The block to take next, without taking it, and whether it may be offloaded. Changes nothing."""
         level = PLACEHOLDER_LEVEL if want_placeholder else cache_level
@@ -171,7 +197,7 @@ class LRUEvictionPolicy:
                 block = self._first_default(level)
             else:
                 queue = queues[priority]
-                block = next(iter(queue), None) if queue is not None else None
+                block = next(iter(queue.blocks), None) if queue is not None else None
             if block is not None:
                 check(not block._ref_count, f"free queue of level {level} holds referenced block {block._block_id}")
                 return block, level == PRIMARY_LEVEL and priority >= self._secondary_offload_min_priority
@@ -181,13 +207,82 @@ class LRUEvictionPolicy:
         raise OutOfBlocksError(f"no free block at level {level}; free a sequence or enlarge the pool")
 
     def _first_default(self, level: int) -> KVCacheBlock | None:
-        front = self._front_queues[level]
+        front = self._front_queues[level].blocks
         if front:
             return next(iter(front))
         fresh = self._fresh[level]
-        if fresh.next != fresh.end:
+        if fresh:
             return fresh.peek()
-        return next(iter(self._default_queues[level]), None)
+        return next(iter(self._default_queues[level].blocks), None)
+
+    def can_take_default_blocks(self, count: int) -> bool:
+        """Whether the next ``count`` primary blocks all stand in the queue of the default priority."""
+        below = self._used_priorities[PRIMARY_LEVEL] & ((1 << DEFAULT_RETENTION_PRIORITY) - 1)
+        in_queue = len(self._front_queues[0].blocks) + len(self._fresh[0]) + len(self._default_queues[0].blocks)
+        return not below and in_queue >= count
+
+    def take_default_blocks(self, count: int) -> list[KVCacheBlock]:
+        """Take the next primary blocks with the default retention: ``get_free_block`` and ``claim_block`` in one.
+
+        A hot loop, for admission. Only after ``can_take_default_blocks``.
+        """
+        self._num_free[PRIMARY_LEVEL] -= count
+        taken: list[KVCacheBlock] = []
+        front, fresh, default = self._front_queues[0].blocks, self._fresh[0], self._default_queues[0].blocks
+        while front and len(taken) < count:
+            taken.append(front.popitem(last=False)[0])
+        num_old = len(taken)
+        if num_old < count and fresh:
+            taken += fresh.take(min(count - num_old, len(fresh)))
+        old = taken[:num_old]
+        for _ in range(count - len(taken)):
+            old.append(default.popitem(last=False)[0])
+        for block in old:
+            block._free_queue = None
+            block._priority = DEFAULT_RETENTION_PRIORITY
+            block._duration_ms = None
+        return taken + old[num_old:]
+
+    def claim_blocks(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """``claim_block`` for each, without a new priority."""
+        if self._expiry_keys:
+            for block in blocks:
+                self.claim_block(block)
+            return
+        num_free = self._num_free
+        for block in blocks:
+            queue = block._free_queue
+            if queue is not None:
+                queue.discard_block(block)
+                num_free[queue.level] -= 1
+                block._free_queue = None
+            block._duration_ms = None
+
+    def release_blocks(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Drop one reference of each block; those left without go to the back if cached, else to the front.
+
+        A hot loop, for removal: a cached primary block of default priority goes straight to its queue.
+        """
+        default = self._default_queues[PRIMARY_LEVEL]
+        queue = default.blocks
+        num_released = 0
+        for block in blocks:
+            count = block._ref_count
+            if count > 1:
+                block._ref_count = count - 1
+                continue
+            block._ref_count = 0
+            if (
+                block._lookup_node is not None
+                and block._priority == DEFAULT_RETENTION_PRIORITY
+                and block._memory_pool_block_index < SECONDARY_POOL_FLAG
+            ):
+                queue[block] = None
+                block._free_queue = default
+                num_released += 1
+            else:
+                self.release_block(block, block._lookup_node is None)
+        self._num_free[PRIMARY_LEVEL] += num_released
 
     def claim_block(
         self, block: KVCacheBlock, priority: Priority | None = None, duration_ms: int | None = None
@@ -237,29 +332,33 @@ class LRUEvictionPolicy:
         if to_front:
             if priority == DEFAULT_RETENTION_PRIORITY:
                 queue = self._front_queues[level]
-            queue[block] = None
-            queue.move_to_end(block, last=False)
+            queue.blocks[block] = None
+            queue.blocks.move_to_end(block, last=False)
         else:
-            queue[block] = None
+            queue.blocks[block] = None
         block._free_queue = queue
 
-    def refresh(self) -> None:
-        """Move blocks whose duration is over to the back of the default queue of their present level."""
+    def refresh(self) -> list[tuple[KVCacheBlock, Priority]]:
+        """Move blocks whose duration is over to the back of the default queue of their present level.
+
+        Returns them with the priority they had, in the order of expiry.
+        """
+        expired = []
         while self._expiring:
             key, block = self._expiring.peekitem(0)
             if key[0] > self._clock():
                 break
+            expired.append((block, block._priority))
             self._forget_expiry(block)
             queue = block._free_queue
+            block._priority = DEFAULT_RETENTION_PRIORITY
             if queue is not None:
                 queue.discard_block(block)
                 self._num_free[queue.level] -= 1
-                block._priority = DEFAULT_RETENTION_PRIORITY
                 level = get_cache_level(block)
                 self._enqueue(block, level, to_front=False)
                 self._num_free[level] += 1
-            else:
-                block._priority = DEFAULT_RETENTION_PRIORITY
+        return expired
 
     # -- looking ------------------------------------------------------------------------------------
 
@@ -270,10 +369,10 @@ class LRUEvictionPolicy:
             for priority, queue in enumerate(self._queues[level]):
                 if queue is None:
                     continue
-                ids = [block._block_id for block in queue]
+                ids = [block._block_id for block in queue.blocks]
                 if priority == DEFAULT_RETENTION_PRIORITY:
-                    front = [block._block_id for block in self._front_queues[level]]
-                    ids = front + list(self._fresh[level].ids()) + ids
+                    front = [block._block_id for block in self._front_queues[level].blocks]
+                    ids = front + list(self._fresh[level].remaining_ids()) + ids
                 if ids:
                     result.append((level, priority, ids))
         return result
@@ -281,7 +380,7 @@ class LRUEvictionPolicy:
     def queued_blocks(self) -> list[tuple[FreeBlocksQueue, KVCacheBlock]]:
         """Every block object that stands in a queue, with its queue; never-used blocks are left out."""
         queues = [queue for level in self._queues for queue in level if queue is not None]
-        return [(queue, block) for queue in queues + self._front_queues for block in queue]
+        return [(queue, block) for queue in queues + self._front_queues for block in queue.blocks]
 
     def expiring(self) -> list[tuple[BlockId, int]]:
         """(block id, expiry in ns) in the order of expiry."""

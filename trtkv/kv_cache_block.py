@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from trtkv.block_key import EMPTY_KEY, HashLink, PackedKey, token_bytes
+from trtkv.block_key import EMPTY_KEY, HashLink, PackedKey, resolve_hash, token_bytes
 from trtkv.common import CACHED_BLOCKS_ROOT_ID, PLACEHOLDER_BLOCK_ID, BlockId, Priority
 from trtkv.errors import check
 from trtkv.kv_cache_index import NULL_INDEX, SECONDARY_POOL_FLAG, KVCacheIndex
+from trtkv.radix_block_tree import LookupNode
 from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY
 
 if TYPE_CHECKING:
     from trtkv.radix_block_tree import LookupNodePtr
 
 
-class KVCacheBlock:
+class KVCacheBlock(LookupNode):
     """One block of one window. C++: KVCacheBlock.
 
     The block id is its identity; offload and onboard swap the slots of two blocks. ``prev_block_in_seq``
     is the predecessor in the sequence that holds it, ``prev_block`` the parent in the tree; they differ.
     Fields are changed by the parts of a window block manager only; hot loops there access them directly.
+
+    A block may serve as its own node of the tree (``lookup_node`` is the block itself), which spares an object
+    per cached block. It does so only with at most one child, and gives way to a plain node when a second child
+    comes or when it is evicted while a child stays.
     """
 
     __slots__ = (
@@ -36,24 +41,24 @@ class KVCacheBlock:
         "_prev_block_in_seq",
         "_priority",
         "_ref_count",
-        "_scheduling_ref_count",
     )
 
     is_placeholder: bool = False
     """Whether the block has no memory behind it."""
 
-    def __init__(self, block_id: BlockId, memory_pool_block_index: KVCacheIndex, channel: int = 0) -> None:
+    def __init__(
+        self, block_id: BlockId, memory_pool_block_index: KVCacheIndex, channel: int = 0, free_queue: Any = None
+    ) -> None:
         self._block_id = block_id
         self._memory_pool_block_index = memory_pool_block_index
         self._channel = channel
         self._ref_count = 0
-        self._scheduling_ref_count = 0
         self._block_key: PackedKey = EMPTY_KEY
         self._is_full = False
         self._hash: HashLink | int = 0
         self._lookup_node: LookupNodePtr | None = None
         self._prev_block_in_seq: KVCacheBlock | None = None
-        self._free_queue: Any = None  # owned by the eviction policy
+        self._free_queue = free_queue  # owned by the eviction policy
         self._priority: Priority = DEFAULT_RETENTION_PRIORITY
         self._duration_ms: int | None = None
         self._expiration_time: int | None = None
@@ -110,20 +115,6 @@ class KVCacheBlock:
         check(self._ref_count > 0, f"block {self._block_id} has no reference to drop")
         self._ref_count -= 1
 
-    def start_scheduling(self) -> None:
-        """Copy the reference count for a simulation."""
-        self._scheduling_ref_count = self._ref_count
-
-    @property
-    def has_scheduling_refs(self) -> bool:
-        """Whether anybody holds the block in the simulation."""
-        return self._scheduling_ref_count > 0
-
-    def dec_scheduling_ref_count(self) -> None:
-        """Remove one holder in the simulation."""
-        check(self._scheduling_ref_count > 0, f"block {self._block_id} has no simulated reference to drop")
-        self._scheduling_ref_count -= 1
-
     # -- key and hash ---------------------------------------------------------------------------
 
     @property
@@ -150,7 +141,9 @@ class KVCacheBlock:
     def hash(self) -> int:
         """64-bit chain hash, computed at the first reading with the value of the time it was set."""
         value = self._hash
-        return value if isinstance(value, int) else value.get()
+        if not isinstance(value, int):
+            value = self._hash = resolve_hash(value)
+        return value
 
     def set_hash(self, value: HashLink | int) -> None:
         """Set the hash."""
@@ -159,7 +152,7 @@ class KVCacheBlock:
     def compute_hash(self) -> None:
         """Chain the hash of the key to that of the predecessor in the sequence. C++: setHash()."""
         prev = self._prev_block_in_seq
-        self._hash = HashLink(self._block_key, 0 if prev is None else prev._hash)
+        self._hash = (self._block_key, 0 if prev is None else prev._hash)
 
     @property
     def prev_block_in_seq(self) -> KVCacheBlock | None:
@@ -203,17 +196,67 @@ class KVCacheBlock:
         values = (child.get_value(self._channel) for child in self._lookup_node.ordered_children())
         return [block for block in values if block is not None]
 
+    def become_node(self, key: PackedKey) -> None:
+        """Turn into a node of this key that holds the block itself; the caller links it below its parent.
+
+        Only in a tree of one channel, for a block that is not attached.
+        """
+        self.key = key
+        self.children = None
+        self.value = self
+        self.other_values = None
+        self._lookup_node = self
+
+    def create_node(self, key: PackedKey) -> LookupNodePtr:
+        """A plain node, for a child of this block."""
+        return LookupNode(key, None)
+
+    def link_node(self, node: LookupNodePtr) -> None:
+        """Make a node a child; before a second one, this block gives way to a plain node."""
+        if self.children is None:
+            self.children = node
+            node.parent = self
+        else:
+            stand_in = self._give_way()
+            stand_in.value = self
+            self._lookup_node = stand_in
+            stand_in.link_node(node)
+
+    def _give_way(self) -> LookupNode:
+        """Put a plain node in the place that this block has as a node."""
+        check(self.parent is not None, f"block {self._block_id} is no node of the tree")
+        stand_in = LookupNode(self.key, None)
+        stand_in.children = self.children
+        if self.children is not None:
+            self.children.parent = stand_in
+        self.parent.replace_node(self, stand_in)  # type: ignore[union-attr]
+        self.children = self.value = None
+        return stand_in
+
     def attach_to_lookup_node(self, node: LookupNodePtr) -> None:
         """Become the node's block, leaving the present node; the node's slot must be free."""
         self.detach_from_lookup_node()
         check(node.try_set_value(self._channel, self), f"block {self._block_id}: the node holds another block")
         self._lookup_node = node
 
+    def replace_at_lookup_node(self, other: KVCacheBlock) -> None:
+        """Leave the present node and take the place of a block of the same window, which leaves the tree."""
+        self.detach_from_lookup_node()
+        node = other._lookup_node
+        check(node is not None, f"block {other._block_id} is not in the tree and cannot be replaced there")
+        other._lookup_node = None
+        node.try_set_value(self._channel, self, overwrite=True)  # type: ignore[union-attr]
+        self._lookup_node = node
+
     def detach_from_lookup_node(self) -> None:
         """Leave the tree; nodes left empty are pruned."""
         node = self._lookup_node
-        if node is not None:
-            self._lookup_node = None
+        if node is None:
+            return
+        self._lookup_node = None
+        if node is self and self.children is not None:
+            self._give_way()
+        else:
             check(node.clear_value(self._channel), f"block {self._block_id} was not at its node")
 
     def set_as_root(self, root: LookupNodePtr) -> None:
@@ -263,8 +306,8 @@ class PlaceholderBlock(KVCacheBlock):
 
     is_placeholder = True
 
-    def __init__(self, block_id: BlockId, channel: int = 0) -> None:
-        super().__init__(block_id, NULL_INDEX, channel)
+    def __init__(self, block_id: BlockId, channel: int = 0, free_queue: Any = None) -> None:
+        super().__init__(block_id, NULL_INDEX, channel, free_queue)
 
 
 def create_swa_placeholder() -> PlaceholderBlock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from trtkv.common import DataType, WindowSize, trunc_div
@@ -13,6 +14,14 @@ if TYPE_CHECKING:
 
 NVFP4_QUANT_BLOCK_SIZE = 16
 """Consecutive elements of a head that share one NVFP4 scale."""
+
+
+class KvLayout(str, Enum):
+    """Order of heads (H), tokens (N) and head elements (D) within one K or V block of a layer."""
+
+    HND = "HND"
+    NHD = "NHD"
+
 
 PoolShape = tuple[int, int, int, int]
 """(blocks, layers, kv, elements), or (layers, blocks, kv, elements) when layers come first."""
@@ -43,6 +52,8 @@ class KVCacheBlockPool:
     contains_indexer_k_cache: bool = False
     layer_mask: tuple[bool, ...] | None = None
     """Which layers of the source pool have rows here; None means all of them."""
+    kv_layout: KvLayout = KvLayout.HND
+    """Order of the elements of a block in memory; chosen when the pool is allocated."""
     primary: torch.Tensor | None = field(default=None, repr=False)
     secondary: torch.Tensor | None = field(default=None, repr=False)
 

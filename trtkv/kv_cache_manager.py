@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trtkv import capacity_estimation
-from trtkv.block_key import BlockKey, HashLink, PackedKey, build_block_keys, build_block_keys_of
+from trtkv.block_key import BlockKey, PackedKey, build_block_keys, build_block_keys_of, hash_block_key
 from trtkv.block_manager import BlockManager, CacheSettings
 from trtkv.common import (
     MAX_INT32,
     RECURRENT_STATES,
     BlockId,
-    BlocksPerWindow,
     CacheType,
     DataType,
     Priority,
@@ -26,14 +24,15 @@ from trtkv.common import (
     trunc_div,
 )
 from trtkv.copy_engine import CopyEngine, NullCopyEngine
-from trtkv.errors import ConfigurationError, InvalidInputError, UnknownIdError, check
+from trtkv.errors import ConfigurationError, InvalidInputError, UnknownIdError
 from trtkv.generation_request import GenerationRequest
 from trtkv.kv_cache_block import KVCacheBlock
 from trtkv.kv_cache_event_manager import KVCacheEventManager
 from trtkv.kv_cache_events import KVCacheEvent
-from trtkv.kv_cache_index import NULL_INDEX
+from trtkv.kv_cache_index import NULL_ENTRY
 from trtkv.linear_attention import LinearAttentionMetadata
 from trtkv.llm_request import LlmRequest, to_token_array
+from trtkv.pool_tensors import PoolTensors
 from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY
 from trtkv.stats import KvCacheIterationStats, KvCacheStats
 from trtkv.window_block_manager.loading import BatchSeqStats, ClaimResult
@@ -46,6 +45,8 @@ from trtkv.window_size_metadata import (
 )
 
 if TYPE_CHECKING:
+    import torch
+
     from trtkv.window_block_manager import WindowBlockManager
 
 RequestInfo = tuple[RequestId, int, int]
@@ -69,6 +70,10 @@ class KVCacheManager:
 
     ``compatibility=True`` reproduces the recorded behaviour of the reference bit for bit, including the faults
     that hurt users, half-done failures and the order of equal partial matches; see docs/decisions.
+    ``hash_map_order`` asks for that order alone: equal partial matches are then taken in the iteration order of
+    the reference's hash map instead of most recently inserted first, at the price of hashing every cached block.
+    ``preallocate_blocks`` makes all block objects now instead of at their first use: about 220 bytes a block for
+    steadier admission; a replay with a large pool is better off without.
     """
 
     def __init__(
@@ -101,6 +106,8 @@ class KVCacheManager:
         copy_engine: CopyEngine | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
         compatibility: bool = False,
+        hash_map_order: bool | None = None,
+        preallocate_blocks: bool = False,
     ) -> None:
         if sink_token_length:
             raise ConfigurationError(f"sink_token_length is {sink_token_length}; sink tokens are not supported, give 0")
@@ -124,6 +131,7 @@ class KVCacheManager:
                 linear_attention_metadata,
                 tuple(pool_configurations),
                 compatibility,
+                compatibility if hash_map_order is None else hash_map_order,
             ),
             NullCopyEngine() if copy_engine is None else copy_engine,
             event_manager,
@@ -131,6 +139,8 @@ class KVCacheManager:
         )
         if kv_cache_connector_manager is not None and self._block_manager.is_variable_window:
             raise ConfigurationError("a connector works with one window only; use one window or no connector")
+        if preallocate_blocks:
+            self._block_manager.preallocate_blocks()
         self._tokens_per_block = tokens_per_block
         self._max_num_sequences = max_num_sequences
         self._max_beam_width = max_beam_width
@@ -146,9 +156,17 @@ class KVCacheManager:
         self._windows: list[tuple[WindowSize, WindowBlockManager]] = list(
             self._block_manager.window_block_managers.items()
         )
+        # Lengths, modulo the block, at which blocks may come or go: any with a sliding window, as a long prompt
+        # leaves it only once tokens are added.
         self._has_swa = any(manager.is_swa for _, manager in self._windows)
+        self._growth_phases = frozenset(range(tokens_per_block) if self._has_swa else (1 % tokens_per_block,))
+        self._has_recurrent = any(manager.is_recurrent_state for _, manager in self._windows)
         self._lock = threading.RLock()
-        self._allocated_bytes = 0
+        manager = self._block_manager
+        self._pool_tensors = PoolTensors(
+            manager.pools,
+            [(manager.get_layer_pool_idx(i), manager.get_pool_layer_idx(i)) for i in range(manager.num_layers)],
+        )
 
     # -- properties ---------------------------------------------------------------------------------
 
@@ -216,6 +234,34 @@ class KVCacheManager:
     def enable_block_reuse(self) -> bool:
         """Whether cached blocks are looked up and stored."""
         return self._enable_block_reuse
+
+    @property
+    def enable_partial_reuse(self) -> bool:
+        """Whether a block may be matched by its first tokens only."""
+        return self._block_manager.settings.enable_partial_reuse
+
+    @property
+    def enable_indexer_k_cache(self) -> bool:
+        """Whether index-key pools stand beside the pools."""
+        return self._block_manager.settings.indexer_k_cache is not None
+
+    @property
+    def indexer_k_cache_index_head_dim(self) -> int:
+        """Head size of index keys; 0 without them."""
+        indexer = self._block_manager.settings.indexer_k_cache
+        return 0 if indexer is None else indexer.index_head_dim
+
+    @property
+    def indexer_k_cache_quant_block_size(self) -> int:
+        """Index-key elements that share a scale; 0 without them."""
+        indexer = self._block_manager.settings.indexer_k_cache
+        return 0 if indexer is None else indexer.quant_block_size
+
+    @property
+    def indexer_k_cache_use_fp4(self) -> bool:
+        """Whether index keys are stored in 4 bits."""
+        indexer = self._block_manager.settings.indexer_k_cache
+        return indexer is not None and indexer.use_fp4
 
     @property
     def cross_kv(self) -> bool:
@@ -295,8 +341,7 @@ class KVCacheManager:
         with self._lock:
             plans = None if self._compatibility else self._plan_batch(request_infos, llm_requests)
             sequences = [
-                self._create_sequence(info, request)
-                for info, request in zip(request_infos, llm_requests, strict=True)
+                self._create_sequence(info, request) for info, request in zip(request_infos, llm_requests, strict=True)
             ]
             totals: list[list[BatchSeqStats]] = [[] for _ in sequences]
             for index, (window_size, manager) in enumerate(reversed(self._windows)):
@@ -344,13 +389,8 @@ class KVCacheManager:
         llm_requests: Sequence[LlmRequest],
         sequences: Sequence[GenerationRequest],
     ) -> list[ClaimResult]:
-        return manager.plan_batch(
-            llm_requests,
-            self._effective_lengths(window_size, request_infos),
-            [beam_width for _, _, beam_width in request_infos],
-            self._enable_block_reuse,
-            [sequence.current_prepopulated_prompt_len for sequence in sequences],
-        )
+        limits = [sequence.current_prepopulated_prompt_len for sequence in sequences]
+        return self._plan_one_window(window_size, manager, list(zip(request_infos, llm_requests, strict=True)), limits)
 
     def _plan_batch(
         self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
@@ -367,26 +407,65 @@ class KVCacheManager:
                     f"request {request_id} has input length {input_length} and {beam_width} beams; "
                     f"give at least 1 token and 1 to {self._max_beam_width} beams"
                 )
-        beam_widths = [beam_width for _, _, beam_width in request_infos]
-        limits = [MAX_INT32] * len(request_infos)
-        plans = []
-        for window_size, manager in reversed(self._windows):
-            claims = manager.plan_batch(
-                llm_requests,
-                self._effective_lengths(window_size, request_infos),
-                beam_widths,
-                self._enable_block_reuse,
-                limits,
-            )
+        plans, limits = self._find_cached(request_infos, llm_requests)
+        for (_, manager), claims in zip(reversed(self._windows), plans, strict=True):
             manager.check_room(claims, self._enable_block_reuse)
-            limits = [claim.prepopulated_len for claim in claims]
-            plans.append(claims)
         if self._writes_prepopulated:
             for request, length in zip(llm_requests, limits, strict=True):
                 request.check_prepopulated_prompt_len(
                     length + self._num_connector_tokens(request, length), self._tokens_per_block
                 )
         return plans
+
+    def _find_cached(
+        self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
+    ) -> tuple[list[list[ClaimResult]], list[int]]:
+        """Claims per window, widest first, and how much of each prompt all windows have. Changes nothing.
+
+        A window may be content with a long match only: a sliding one leaves blocks out that a shorter prefix would
+        still see, recurrent states exist at some lengths only. When another window cuts the match, it is asked again.
+        """
+        batch = list(zip(request_infos, llm_requests, strict=True))
+        limits = [MAX_INT32] * len(batch)
+        caps, plans = [], []
+        for window_size, manager in reversed(self._windows):
+            caps.append(limits)
+            plans.append(self._plan_one_window(window_size, manager, batch, limits))
+            limits = [claim.prepopulated_len for claim in plans[-1]]
+        is_settled = not self._enable_block_reuse or not (self._has_swa or self._has_recurrent)
+        while not is_settled:
+            is_settled = True
+            for index, (window_size, manager) in enumerate(reversed(self._windows)):
+                is_cut = [
+                    claim.depends_on_length and claim.total_matched_tokens > limit
+                    for claim, limit in zip(plans[index], limits, strict=True)
+                ]
+                if any(is_cut):
+                    is_settled = False
+                    caps[index] = [
+                        limit if cut else cap for cut, limit, cap in zip(is_cut, limits, caps[index], strict=True)
+                    ]
+                    plans[index] = self._plan_one_window(window_size, manager, batch, caps[index])
+                    limits = [
+                        min(limit, claim.prepopulated_len) for limit, claim in zip(limits, plans[index], strict=True)
+                    ]
+        return plans, limits
+
+    def _plan_one_window(
+        self,
+        window_size: WindowSize,
+        manager: WindowBlockManager,
+        batch: Sequence[tuple[RequestInfo, LlmRequest]],
+        max_matched_tokens: Sequence[int],
+    ) -> list[ClaimResult]:
+        infos = [info for info, _ in batch]
+        return manager.plan_batch(
+            [request for _, request in batch],
+            self._effective_lengths(window_size, infos),
+            [beam_width for _, _, beam_width in infos],
+            self._enable_block_reuse,
+            max_matched_tokens,
+        )
 
     @property
     def _writes_prepopulated(self) -> bool:
@@ -424,26 +503,39 @@ class KVCacheManager:
     def add_token(self, request_id: RequestId) -> None:
         """Make room for one more token. C++: addToken.
 
-        Raises OutOfBlocksError if a window needs a block and has none.
+        Raises OutOfBlocksError if a window needs a block and has none. Most tokens only count, without the lock.
         """
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            sequence = self.get_sequence(request_id)
+        num_tokens = sequence.num_tokens + 1
+        if num_tokens % self._tokens_per_block not in self._growth_phases:
+            sequence.num_tokens = num_tokens
+            return
         with self._lock:
-            self._add_token(self.get_sequence(request_id))
+            self._grow(sequence)
 
     def add_tokens(self, request_ids: Iterable[RequestId]) -> None:
         """``add_token`` for a decode batch, in order; those before a failing one keep their token."""
+        sequences, tokens_per_block, growth_phases = self._sequences, self._tokens_per_block, self._growth_phases
         with self._lock:
             for request_id in request_ids:
-                self._add_token(self.get_sequence(request_id))
+                sequence = sequences.get(request_id)
+                if sequence is None:
+                    sequence = self.get_sequence(request_id)
+                num_tokens = sequence.num_tokens + 1
+                if num_tokens % tokens_per_block in growth_phases:
+                    self._grow(sequence)
+                else:
+                    sequence.num_tokens = num_tokens
 
-    def _add_token(self, sequence: GenerationRequest) -> None:
-        if sequence.num_tokens % self._tokens_per_block == 0 or self._has_swa:
-            if not self._compatibility:
-                for _, manager in self._windows:
-                    manager.check_can_add_token(sequence)
-            sequence.num_tokens += 1
-            self._block_manager.adjust_blocks_if_needed(sequence)
-        else:
-            sequence.num_tokens += 1
+    def _grow(self, sequence: GenerationRequest) -> None:
+        """One more token where a window may take or let go of a block."""
+        if not self._compatibility:
+            for _, manager in self._windows:
+                manager.check_can_add_token(sequence)
+        sequence.num_tokens += 1
+        self._block_manager.adjust_blocks_if_needed(sequence)
 
     def rewind_kv_cache(self, request_id: RequestId, rewind_lengths: int) -> None:
         """Drop the last tokens of a sequence, with blocks no longer needed; unknown ids are ignored.
@@ -560,7 +652,7 @@ class KVCacheManager:
 
         C++: copyLinearAttentionBlock.
         """
-        if not self._enable_block_reuse:
+        if not self._enable_block_reuse and (self._compatibility or llm_request.request_id not in self._sequences):
             return False
         with self._lock:
             sequence = self.get_sequence(llm_request.request_id)
@@ -568,16 +660,19 @@ class KVCacheManager:
 
     def copy_linear_attention_block_batch(self, llm_requests: Iterable[LlmRequest]) -> bool:
         """``copy_linear_attention_block`` for each request; whether any copy was issued."""
-        return any([self.copy_linear_attention_block(request) for request in llm_requests])
+        copied = [self.copy_linear_attention_block(request) for request in llm_requests]
+        return any(copied)
 
     def commit_and_get_block_hashes_for_request(self, llm_request: LlmRequest, window_size: WindowSize) -> list[int]:
         """Chain hashes of a sequence's full blocks, the newest token included. One beam only.
 
-        Blocks not flagged full are keyed and hashed now; others keep their stored hash.
+        Blocks that are not cached are keyed and hashed now; cached ones stay as listeners know them.
         C++: commitAndGetBlockHashesForRequest.
         """
         if llm_request.beam_width != 1:
-            raise InvalidInputError(f"request {llm_request.request_id} has {llm_request.beam_width} beams; hashes need one")
+            raise InvalidInputError(
+                f"request {llm_request.request_id} has {llm_request.beam_width} beams; hashes need one"
+            )
         with self._lock:
             window = self.get_sequence(llm_request.request_id).get_window(window_size)
             if window.num_front_blocks_removed:
@@ -589,8 +684,10 @@ class KVCacheManager:
             limit = min(num_full, len(window.block_ids[0]))
             keys = build_block_keys(llm_request, self._tokens_per_block, limit * self._tokens_per_block, False)
             blocks = window.held[:: llm_request.beam_width][:limit]
+            if not self._compatibility:
+                return _commit_hashes(blocks, keys)
             for block, key in zip(blocks, keys, strict=True):
-                if not block.is_full or (not self._compatibility and block.block_key != key):
+                if not block.is_full:
                     block.set_block_key(key, is_full=True)
                     block.compute_hash()
             return [block.hash for block in blocks]
@@ -598,12 +695,18 @@ class KVCacheManager:
     # -- budgets --------------------------------------------------------------------------------------------
 
     def set_spec_decoding_budget(self, num_extra_kv_tokens: int, draft_token_reserve: int) -> None:
-        """Tokens that budgets add to every prompt, and drafts to reckon with at least. C++: setSpecDecodingBudget."""
+        """Tokens that budgets add to every prompt, and drafts to reckon with at least. C++: setSpecDecodingBudget.
+
+        Sliding windows keep that many tokens more, so that rejected drafts can be rewound.
+        """
         self._num_extra_kv_tokens = num_extra_kv_tokens
         self._draft_token_reserve = draft_token_reserve
+        if not self._compatibility:
+            for _, manager in self._windows:
+                manager.sequences.rewind_reserve = draft_token_reserve
 
     def analyze_prefix_reuse(
-        self, llm_request: LlmRequest, tokens: array[int] | None = None
+        self, llm_request: LlmRequest, tokens: Sequence[TokenId] | None = None
     ) -> PrefixReuseSummary:
         """Count cached full blocks of a request's tokens (beam 0, or those given). One window only.
 
@@ -611,11 +714,10 @@ class KVCacheManager:
         """
         with self._lock:
             if tokens is None or tokens is llm_request.get_tokens(0):
-                keys = build_block_keys(
-                    llm_request, self._tokens_per_block, llm_request.get_num_tokens(0), False
-                )
+                keys = build_block_keys(llm_request, self._tokens_per_block, llm_request.get_num_tokens(0), False)
             else:
-                keys = build_block_keys_of(llm_request, tokens, self._tokens_per_block, len(tokens), False)
+                others = to_token_array(tokens)
+                keys = build_block_keys_of(llm_request, others, self._tokens_per_block, len(others), False)
             return self._block_manager.analyze_prefix_reuse(keys)
 
     def probe_prefix_match_length(self, llm_request: LlmRequest) -> int:
@@ -623,12 +725,9 @@ class KVCacheManager:
         if not self._enable_block_reuse:
             return 0
         with self._lock:
-            limit = MAX_INT32
-            for window_size, manager in reversed(self._windows):
-                length = min(llm_request.prompt_len, self.window_sizes_metadata[window_size].max_token_num)
-                (claim,) = manager.plan_batch([llm_request], [length], [llm_request.beam_width], True, [limit])
-                limit = claim.prepopulated_len
-            return limit
+            info = (llm_request.request_id, llm_request.prompt_len, llm_request.beam_width)
+            _, limits = self._find_cached([info], [llm_request])
+            return limits[0]
 
     def _uses_summary(self, llm_request: LlmRequest) -> bool:
         return self._enable_block_reuse and not self.is_variable_window and not self.cross_kv
@@ -663,12 +762,10 @@ class KVCacheManager:
         tokens_per_block = self._tokens_per_block
         linear = self._block_manager.linear_attention_metadata
         if window_size == RECURRENT_STATES and linear is not None and not self._compatibility:
-            return linear.calc_num_blocks_needed_for_req(
-                llm_request.prompt_len, tokens_per_block, self._enable_block_reuse
-            )
+            return self._count_states(llm_request, linear)
         length = llm_request.encoder_output_len if self.cross_kv else llm_request.prompt_len
-        num_drafts = max(llm_request.num_draft_tokens, self._draft_token_reserve)
-        cached_len = min(length, window_size + self._chunk_size) + self._num_extra_kv_tokens + num_drafts
+        most_tokens = self._most_context_tokens(window_size)
+        cached_len = min(length, most_tokens) + self._num_tokens_behind(llm_request)
         if window_size == RECURRENT_STATES and linear is not None:
             return linear.calc_num_blocks_needed_for_req(cached_len, tokens_per_block, self._enable_block_reuse)
         num_shared = cached_len // tokens_per_block
@@ -676,32 +773,57 @@ class KVCacheManager:
         if not credit_reuse or not self._uses_summary(llm_request):
             return required
         summary = self.analyze_prefix_reuse(llm_request) if cached_summary is None else cached_summary
-        input_len = min(llm_request.prompt_len, window_size + self._chunk_size)
+        input_len = min(llm_request.prompt_len, most_tokens)
         if input_len < 1:
             raise InvalidInputError(f"request {llm_request.request_id} has an empty prompt; give at least 1 token")
         limit = min(num_shared, (input_len - 1) // tokens_per_block)
         llm_request.set_estimated_reusable_tokens(min(summary.reusable_blocks_all, limit) * tokens_per_block)
         return required - min(summary.reusable_blocks_allocated, limit)
 
+    def _num_tokens_behind(self, llm_request: LlmRequest) -> int:
+        """Slots behind a request's tokens: the extra ones and those of its drafts."""
+        return self._num_extra_kv_tokens + max(llm_request.num_draft_tokens, self._draft_token_reserve)
+
+    def _most_context_tokens(self, window_size: WindowSize) -> int:
+        """Prompt tokens that take blocks at admission: a sliding window lets go of the first ones only later.
+
+        The recorded budgets reckon with a window and a chunk, and so admit more than fits.
+        """
+        if self._compatibility:
+            return window_size + self._chunk_size
+        return self._get_window_metadata(window_size).max_token_num
+
+    def _get_window_metadata(self, window_size: WindowSize) -> WindowSizeMetadata:
+        metadata = self.window_sizes_metadata.get(window_size)
+        if metadata is None:
+            raise UnknownIdError(
+                f"window {window_size} is not managed; choose one of {list(self.window_sizes_metadata)}"
+            )
+        return metadata
+
     def _needed_for_generation(
         self, llm_request: LlmRequest, two_steps_look_ahead: bool, window_size: WindowSize
     ) -> int:
         tokens_per_block = self._tokens_per_block
-        num_tokens = self.get_sequence(llm_request.request_id).num_tokens
+        sequence = self.get_sequence(llm_request.request_id)
+        num_tokens = sequence.num_tokens
         linear = self._block_manager.linear_attention_metadata
         if window_size == RECURRENT_STATES and linear is not None:
+            if not self._compatibility:
+                return self._states_to_come(sequence, llm_request)
             return linear.calc_num_additional_blocks_needed_for_req(
                 num_tokens, llm_request.prompt_len, tokens_per_block, self._enable_block_reuse
             )
-        metadata = self.window_sizes_metadata.get(window_size)
-        if metadata is None:
-            raise UnknownIdError(f"window {window_size} is not managed; choose one of {list(self.window_sizes_metadata)}")
+        metadata = self._get_window_metadata(window_size)
         tokens_per_step = max(llm_request.num_draft_tokens, self._draft_token_reserve) + 1
         num_next = min(
             num_tokens + (2 if two_steps_look_ahead else 1) * tokens_per_step,
             metadata.max_blocks_per_seq * tokens_per_block,
         )
         new_blocks = ceil_div(num_next, tokens_per_block) - ceil_div(num_tokens, tokens_per_block)
+        if metadata.is_swa and not self._compatibility:
+            manager = self._block_manager.get_window_block_manager(window_size)
+            new_blocks = max(new_blocks - manager.sequences.count_freed_by_sliding(sequence, num_next), 0)
         return new_blocks * llm_request.beam_width
 
     def get_remaining_blocks_to_completion(
@@ -729,11 +851,16 @@ class KVCacheManager:
         linear = self._block_manager.linear_attention_metadata
         if linear is None:
             raise UnknownIdError("there is no recurrent window; ask for one of the attention windows")
+        if not self._compatibility:
+            sequence = self._sequences.get(llm_request.request_id)
+            if sequence is None:
+                return self._count_states(llm_request, linear)
+            return self._states_to_come(sequence, llm_request)
         if llm_request.is_generation_in_progress_state:
             return linear.calc_num_additional_blocks_needed_for_req(
                 llm_request.get_num_tokens(0), llm_request.prompt_len, self._tokens_per_block, self._enable_block_reuse
             )
-        if llm_request.is_context_finished and self._compatibility:
+        if llm_request.is_context_finished:
             return None
         if llm_request.request_id in self._sequences:
             return 0
@@ -741,12 +868,27 @@ class KVCacheManager:
             llm_request.prompt_len, self._tokens_per_block, self._enable_block_reuse
         )
 
+    def _count_states(self, llm_request: LlmRequest, linear: LinearAttentionMetadata) -> int:
+        return linear.count_states(
+            llm_request.prompt_len, self._tokens_per_block, self._enable_block_reuse, llm_request.beam_width
+        )
+
+    def _states_to_come(self, sequence: GenerationRequest, llm_request: LlmRequest) -> int:
+        recurrent = self._block_manager.get_window_block_manager(RECURRENT_STATES).recurrent
+        if recurrent is None:
+            return 0
+        return recurrent.num_blocks_to_come(sequence, llm_request.prompt_len, self._enable_block_reuse)
+
     def _remaining_attention(
         self, llm_request: LlmRequest, window_size: WindowSize, cached_summary: PrefixReuseSummary | None
     ) -> int:
         tokens_per_block = self._tokens_per_block
         prompt_len, beam_width = llm_request.prompt_len, llm_request.beam_width
         final_len = prompt_len + llm_request.max_new_tokens
+        if not self._compatibility:
+            final_len += self._num_tokens_behind(llm_request)
+        if final_len > window_size and not self._compatibility:
+            return self._remaining_sliding(llm_request, window_size, cached_summary)
         held_tokens = window_size + self._chunk_size
         num_context = trunc_div(min(prompt_len, held_tokens), tokens_per_block)
         num_total = -trunc_div(-min(final_len, held_tokens), tokens_per_block)
@@ -779,14 +921,44 @@ class KVCacheManager:
             return num_context - num_reusable - num_allocated + (num_total - num_context + num_extra) * beam_width
         return (num_total - num_reusable - num_allocated + num_extra) * beam_width
 
+    def _remaining_sliding(
+        self, llm_request: LlmRequest, window_size: WindowSize, cached_summary: PrefixReuseSummary | None
+    ) -> int:
+        """Blocks until completion of a sequence that outgrows its window, so that it never lacks one. Not negative.
+
+        It holds its whole prompt at first, then a window and a block. Blocks that others hold too count as not held,
+        since they do not become free when this sequence leaves them.
+        """
+        tokens_per_block = self._tokens_per_block
+        prompt_len = min(llm_request.prompt_len, self._get_window_metadata(window_size).max_token_num)
+        final_len = llm_request.prompt_len + llm_request.max_new_tokens + self._num_tokens_behind(llm_request)
+        most_blocks = ceil_div(min(final_len, window_size + tokens_per_block - 1), tokens_per_block)
+        sequence = self._sequences.get(llm_request.request_id)
+        if sequence is not None:
+            num_held = self._block_manager.get_window_block_manager(window_size).sequences.count_held_alone(sequence)
+            return max(most_blocks * llm_request.beam_width - num_held, 0)
+        if self._uses_summary(llm_request) and llm_request.is_context_init_state:
+            summary = self.analyze_prefix_reuse(llm_request) if cached_summary is None else cached_summary
+            num_reusable = min(summary.reusable_blocks_all, (prompt_len - 1) // tokens_per_block)
+            llm_request.set_estimated_reusable_tokens(num_reusable * tokens_per_block)
+        return max(most_blocks, ceil_div(prompt_len, tokens_per_block)) * llm_request.beam_width
+
     def get_max_capacity_batch_size(self, input_length: int, output_length: int) -> int:
         """Sequences of these lengths that fit at once: the minimum over windows. C++: getMaxCapacityBatchSize."""
         return min(
-            metadata.allotted_primary_blocks
-            // capacity_estimation.calculate_max_block_requirements(
-                input_length, output_length, 0, window_size, self._max_beam_width, self._tokens_per_block
-            )
+            metadata.allotted_primary_blocks // self._max_blocks_of(window_size, input_length, output_length)
             for window_size, metadata in self.window_sizes_metadata.items()
+        )
+
+    def _max_blocks_of(self, window_size: WindowSize, input_length: int, output_length: int) -> int:
+        """Blocks that a sequence of these lengths holds at most in a window."""
+        linear = self._block_manager.linear_attention_metadata
+        if window_size == RECURRENT_STATES and linear is not None and not self._compatibility:
+            return linear.count_states(
+                input_length, self._tokens_per_block, self._enable_block_reuse, self._max_beam_width
+            )
+        return capacity_estimation.calculate_max_block_requirements(
+            input_length, output_length, 0, window_size, self._max_beam_width, self._tokens_per_block
         )
 
     # -- scheduling simulation --------------------------------------------------------------------------------
@@ -844,9 +1016,7 @@ class KVCacheManager:
         """
         key = block_key.packed if isinstance(block_key, BlockKey) else block_key
         with self._lock:
-            return self._block_manager.get_window_block_manager(
-                window_size
-            ).find_blocks_in_reuse_tree_by_block_key(key)
+            return self._block_manager.get_window_block_manager(window_size).find_blocks_in_reuse_tree_by_block_key(key)
 
     def find_blocks_in_reuse_tree_by_block_keys(
         self, block_keys: Sequence[PackedKey | BlockKey], window_size: WindowSize
@@ -854,9 +1024,9 @@ class KVCacheManager:
         """The cached block at the end of a list of keys, one per block. Changes nothing."""
         keys = [key.packed if isinstance(key, BlockKey) else key for key in block_keys]
         with self._lock:
-            return self._block_manager.get_window_block_manager(
-                window_size
-            ).find_blocks_in_reuse_tree_by_block_keys(keys)
+            return self._block_manager.get_window_block_manager(window_size).find_blocks_in_reuse_tree_by_block_keys(
+                keys
+            )
 
     # -- block tables ---------------------------------------------------------------------------------------------
 
@@ -866,23 +1036,22 @@ class KVCacheManager:
         ``output``: int32 [pools, slots, 2 (K, V), max blocks per sequence], a numpy array or CPU tensor; rows go to
         the slots from ``output_slot_offset``, one per beam. Columns behind a row are left as they are.
         """
-        import numpy
+        import numpy as np
 
         sequence = self.get_sequence(request_id)
-        table = numpy.asarray(output)
+        table = np.asarray(output)
         longest = pool_idx = 0
         for window_size, manager in self._windows:
             window = sequence.get_window(window_size)
             rows = [
-                numpy.asarray(slots[: len(ids)], dtype=numpy.int32)
+                np.asarray(slots[: len(ids)], dtype=np.int32)
                 for slots, ids in zip(window.slots, window.block_ids, strict=True)
             ]
+            kv_factor = manager.pools.kv_factor
             for pool in manager.pools.pools:
-                stride = pool.kv_factor if pool.layer_first_layout else pool.num_layers * pool.kv_factor
-                if not pool.is_data_pool:
-                    stride = pool.num_layers * manager.pools.kv_factor
+                stride = kv_factor if pool.layer_first_layout else pool.num_layers * kv_factor
                 for beam_idx, row in enumerate(rows):
-                    _write_row(table[pool_idx, output_slot_offset + beam_idx], row, stride, manager.pools.kv_factor)
+                    _write_row(table[pool_idx, output_slot_offset + beam_idx], row, stride, kv_factor)
                     longest = max(longest, len(row))
                 pool_idx += 1
         return longest
@@ -894,6 +1063,30 @@ class KVCacheManager:
         for index in range(batch_size):
             self.copy_block_offsets(output, index * beam_width, first_batch_slot_idx + index)
 
+    # -- memory ---------------------------------------------------------------------------------------
+
+    @property
+    def pool_tensors(self) -> PoolTensors:
+        """The pools as torch tensors, and views of them."""
+        return self._pool_tensors
+
+    def allocate_pools(self, device: Any = "cpu", kv_layout: str = "HND") -> None:
+        """Make the tensors of all pools (extra ``torch``); see PoolTensors.allocate_pools. C++: allocatePools."""
+        self._pool_tensors.allocate_pools(device, kv_layout)
+
+    def release_pools(self) -> None:
+        """Wait for transfers and let go of the tensors. C++: releasePools."""
+        self._block_manager.refresh_blocks()
+        self._pool_tensors.release_pools()
+
+    def get_buffers(self, layer_idx: int, kv_layout: str | None = None) -> torch.Tensor:
+        """View of a layer's primary blocks for attention kernels; see PoolTensors.get_buffers."""
+        return self._pool_tensors.get_buffers(layer_idx, kv_layout)
+
+    def get_unique_primary_pool(self) -> torch.Tensor:
+        """The primary tensor of a manager with one pool. C++: getUniquePrimaryPool."""
+        return self._pool_tensors.get_unique_primary_pool()
+
     # -- events, statistics, housekeeping -----------------------------------------------------------------------------
 
     def flush_iteration_events(self) -> None:
@@ -902,8 +1095,20 @@ class KVCacheManager:
             self._block_manager.flush_iteration_events()
 
     def get_latest_events(self, timeout_ms: float | None = None) -> list[KVCacheEvent]:
-        """Flushed events since the last call; waits up to the timeout if there are none. C++: getLatestEvents."""
+        """Flushed events since the last call, oldest first. C++: getLatestEvents.
+
+        With a timeout, waits for a flush if there are none; without one, or with 0, returns at once what is there.
+        Raises InvalidInputError for a manager without an event manager.
+        """
         return self._block_manager.get_latest_events(timeout_ms)
+
+    def get_cached_block_events(self) -> list[KVCacheEvent]:
+        """Created and stored events that describe the cache as it is now, for a listener that starts late or lost some.
+
+        All have the id of the last event so far, so a listener goes on with the next one. Changes nothing.
+        """
+        with self._lock:
+            return self._block_manager.get_cached_block_events()
 
     def refresh_blocks(self) -> None:
         """Apply expired durations, and order compute work behind transfers. C++: refreshBlocks."""
@@ -939,7 +1144,7 @@ class KVCacheManager:
             missed_blocks=missed,
             cache_hit_rate=reused / (reused + missed) if reused else 0.0,
             num_free_blocks_per_window_size=manager.get_num_free_blocks_per_window_size(),
-            allocated_bytes=self._allocated_bytes,
+            allocated_bytes=manager.primary_pool_bytes,
             secondary_max_num_blocks=manager.num_secondary_blocks,
             secondary_free_num_blocks=manager.num_free_secondary_blocks,
         )
@@ -963,10 +1168,24 @@ class KVCacheManager:
     calculate_window_size_to_share = staticmethod(capacity_estimation.calculate_window_size_to_share)
 
 
+def _commit_hashes(blocks: Sequence[KVCacheBlock], keys: Sequence[PackedKey]) -> list[int]:
+    """Chain hashes of the keys; each block that is not cached takes its key and hash."""
+    hashes = []
+    value = 0
+    for block, key in zip(blocks, keys, strict=True):
+        is_known = block.lookup_node is not None and block.block_key == key
+        value = block.hash if is_known else hash_block_key(key, value)
+        if block.is_detached and not block.is_placeholder:
+            block.set_block_key(key, is_full=True)
+            block.set_hash(value)
+        hashes.append(value)
+    return hashes
+
+
 def _write_row(target: Any, slots: Any, stride: int, kv_factor: int) -> None:
-    """Write one beam's K and V rows: slot times the slot's stride, plus the field; NULL_INDEX stays."""
-    missing = slots == NULL_INDEX
+    """Write one beam's K and V rows: slot times the slot's stride, plus the field; NULL_ENTRY stays."""
+    missing = slots == NULL_ENTRY
     for field in (0, 1):
         values = slots * stride + (field if kv_factor == 2 else 0)
-        values[missing] = NULL_INDEX
+        values[missing] = NULL_ENTRY
         target[field, : len(slots)] = values

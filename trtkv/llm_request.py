@@ -266,7 +266,8 @@ class LlmRequest:
         """Tokens of the next chunk; readable only while a context or generation-init stage lasts."""
         if self._state not in _CHUNK_STATES:
             raise InvalidInputError(
-                f"request {self.request_id} is in {self._state.name} and has no context chunk; read it in a context stage"
+                f"request {self.request_id} is in {self._state.name} and has no context chunk; "
+                "read it in a context stage"
             )
         return self._context_chunk_size
 
@@ -300,7 +301,7 @@ class LlmRequest:
                 f"request {self.request_id} is in {self._state.name}; only a context stage has a next chunk"
             )
         self._context_current_position += self._context_chunk_size
-        self._context_chunk_size = 0
+        self._context_chunk_size = min(0, self.context_remaining_length)
 
     @property
     def prepopulated_prompt_len(self) -> int:

@@ -32,7 +32,7 @@ class KvCacheStats:
     """reused_blocks / (reused_blocks + missed_blocks), in blocks."""
     num_free_blocks_per_window_size: dict[WindowSize, int] = field(default_factory=dict)
     allocated_bytes: int = 0
-    """Bytes of the primary pools."""
+    """Bytes that the primary pools take."""
     secondary_max_num_blocks: int = 0
     secondary_free_num_blocks: int = 0
 

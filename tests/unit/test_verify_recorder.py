@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 from pathlib import Path
@@ -10,7 +11,13 @@ from typing import Any
 import pytest
 
 from trtkv.errors import InvalidInputError, UnknownIdError
+from trtkv.kv_cache_manager import KVCacheManager
 from trtkv.llm_request import LlmRequest, LlmRequestState
+from trtkv.scheduler.capacity_scheduler import CapacityScheduler
+from trtkv.scheduler.micro_batch_scheduler import MicroBatchScheduler
+from trtkv.scheduler.scheduler_config import CapacitySchedulerPolicy, ChunkingPolicy, ContextChunkingConfig
+from trtkv.verify.recorded_manager import RecordedManager
+from trtkv.verify.recorded_request import RecordedRequest
 from trtkv.verify.recorder import TraceRecorder
 from trtkv.verify.report import write_text
 from trtkv.verify.runner import verify_program
@@ -23,6 +30,23 @@ CONFIG: dict[str, Any] = {
     "max_sequence_length": 32,
     "event_buffer_max_size": 64,
 }
+
+# Methods that change neither blocks nor queues nor requests. A method named get_... is taken for one of them.
+NOT_RECORDED_OF_MANAGERS = """
+analyze_prefix_reuse probe_prefix_match_length scheduling_has_free_blocks scheduling_num_free_blocks
+find_blocks_in_reuse_tree_by_block_key find_blocks_in_reuse_tree_by_block_keys copy_block_offsets verify_queue_integrity
+allocate_pools
+"""
+# Reading methods, and the counters that only the manager calls.
+NOT_RECORDED_OF_REQUESTS = """
+get_tokens get_num_tokens has_reached_state check_prepopulated_prompt_len update_block_counters
+"""
+
+
+def methods_of(owner: type) -> dict[str, list[str]]:
+    """Public methods that a class defines itself, with the names of their parameters."""
+    functions = {name: value for name, value in vars(owner).items() if inspect.isfunction(value)}
+    return {name: list(inspect.signature(f).parameters) for name, f in functions.items() if not name.startswith("_")}
 
 
 def drive(recorder: TraceRecorder) -> None:
@@ -46,8 +70,66 @@ def drive(recorder: TraceRecorder) -> None:
         recorder.drop_request(request_id)
 
 
+def drive_with_schedulers(recorder: TraceRecorder, policy: CapacitySchedulerPolicy) -> int:
+    """An executor loop with arrivals, chunked prefill and pauses; returns the number of finished requests."""
+    manager: Any = recorder.manager
+    capacity_scheduler = CapacityScheduler(4, policy)
+    micro_batch_scheduler = MicroBatchScheduler(ContextChunkingConfig(ChunkingPolicy.FIRST_COME_FIRST_SERVED, 4))
+    active: list[LlmRequest] = []
+    num_finished = 0
+    for iteration in range(120):
+        if iteration < 12:
+            tokens = [7] * 4 + [iteration % 3] * (1 + iteration % 5)
+            active.append(recorder.new_request(iteration, tokens, 6))
+        fitting, _, paused = capacity_scheduler.schedule(active, manager)
+        for request in paused:
+            manager.remove_sequence(request.request_id, request)
+            request.pause(32)
+        contexts, generating = micro_batch_scheduler.schedule(fitting, set(), 4, 12)
+        for request in generating:
+            manager.add_token(request.request_id)
+        for request in contexts:
+            if request.request_id not in manager.sequences:
+                manager.add_sequence((request.request_id, request.prompt_len, 1), request)
+            request.move_to_next_context_chunk()
+            manager.store_context_blocks(request)
+            if request.context_remaining_length == 0:
+                request.set_state(LlmRequestState.GENERATION_IN_PROGRESS)
+        for request in [request for request in active if request.is_generation_in_progress_state]:
+            request.add_new_token(iteration)
+            if request.get_num_tokens() - request.prompt_len >= request.max_new_tokens:
+                manager.remove_sequence(request.request_id, request)
+                recorder.drop_request(request.request_id)
+                active.remove(request)
+                num_finished += 1
+    return num_finished
+
+
+@pytest.mark.parametrize("policy", list(CapacitySchedulerPolicy))
+def test_program_recorded_under_the_schedulers_verifies(tmp_path: Path, policy: CapacitySchedulerPolicy) -> None:
+    path = tmp_path / "recorded.jsonl"
+    with path.open("w") as stream:
+        num_finished = drive_with_schedulers(TraceRecorder(stream, "recorded", CONFIG), policy)
+    assert num_finished == 12
+    result = verify_program(path)
+    assert result.is_equal, write_text([result])
+
+
 def rows_of(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_every_method_that_changes_a_manager_is_recorded() -> None:
+    recorded = methods_of(RecordedManager)
+    methods = methods_of(KVCacheManager)
+    readers = {name for name in methods if name.startswith("get_")}.union(NOT_RECORDED_OF_MANAGERS.split())
+    assert recorded == {name: args for name, args in methods.items() if name in recorded or name not in readers}
+
+
+def test_every_method_that_changes_a_request_is_recorded() -> None:
+    unrecorded = NOT_RECORDED_OF_REQUESTS.split()
+    changing = {name: args for name, args in methods_of(LlmRequest).items() if name not in unrecorded}
+    assert methods_of(RecordedRequest) == changing
 
 
 def test_recorded_program_verifies(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,20 @@ GOOD_RANGE = {"retention": {"ranges": [[0, 2, 50, None]]}, "tokens_per_block": 2
 
 
 @pytest.mark.parametrize("path", sorted(DATA.glob("*.jsonl")), ids=lambda path: path.stem)
-def test_program_written_by_hand_is_reproduced(path: Path) -> None:
+def test_shipped_program_is_reproduced(path: Path) -> None:
     result = verify_program(path)
     assert result.is_equal, write_text([result])
     assert result.num_ops > 10
 
 
-def test_programs_written_by_hand_exist() -> None:
-    assert {path.stem for path in DATA.glob("*.jsonl")} >= {"pure_by_hand", "reuse_by_hand"}
+def test_shipped_programs_are_all_there() -> None:
+    found = {path.stem for path in DATA.glob("*.jsonl")}
+    assert found == {"pure_by_hand", "reuse_by_hand", "two_windows_recorded"}
 
 
 @pytest.mark.parametrize("stem", ["pure_by_hand", "reuse_by_hand"])
 def test_every_changed_answer_is_found(tmp_path: Path, stem: str) -> None:
-    """Each recorded op of the programs written by hand is falsified in turn; each must be reported."""
+    """Each op of a program is falsified in turn; each must be reported."""
     lines = (DATA / f"{stem}.jsonl").read_text().splitlines()
     for index in range(1, len(lines)):
         row = json.loads(lines[index])
@@ -52,6 +54,21 @@ def test_every_changed_answer_is_found(tmp_path: Path, stem: str) -> None:
         assert result.num_mismatches == 1
         assert result.first_mismatch is not None
         assert result.first_mismatch.op_index == index
+
+
+def test_every_changed_number_of_an_observation_is_found(tmp_path: Path) -> None:
+    """Each number in one observation of the recorded program is raised by 1 in turn."""
+    lines = (DATA / "two_windows_recorded.jsonl").read_text().splitlines()
+    index = next(i for i, line in enumerate(lines) if '"xfer"' in line and '"front"' in line)
+    obs_start = lines[index].index('"obs"')
+    found = re.finditer(r"(?<=[:,\[])-?\d+(?=[,\]}])", lines[index])
+    numbers = [match.span() for match in found if match.start() > obs_start]
+    assert len(numbers) > 30
+    for start, end in numbers:
+        changed = lines[index][:start] + str(int(lines[index][start:end]) + 1) + lines[index][end:]
+        result = verify_program(write_lines(tmp_path / "p.jsonl", *lines[:index], changed))
+        assert result.first_mismatch is not None, changed[start - 40 : end + 10]
+        assert result.first_mismatch.field.startswith("obs.")
 
 
 def mismatch_of(tmp_path: Path, *rows: object) -> tuple[int, str, object, object]:

@@ -69,7 +69,7 @@ class KvCacheBudget(Protocol):
 
     def get_needed_blocks_one_step(
         self,
-        req: LlmRequest,
+        llm_request: LlmRequest,
         two_steps_look_ahead: bool,
         window_size: WindowSize,
         cached_summary: PrefixReuseSummary | None = None,
@@ -78,12 +78,14 @@ class KvCacheBudget(Protocol):
         ...
 
     def get_remaining_blocks_to_completion(
-        self, req: LlmRequest, window_size: WindowSize, cached_summary: PrefixReuseSummary | None = None
+        self, llm_request: LlmRequest, window_size: WindowSize, cached_summary: PrefixReuseSummary | None = None
     ) -> int:
         """Blocks still to be taken until the last token; may be negative."""
         ...
 
-    def analyze_prefix_reuse(self, req: LlmRequest, tokens: Sequence[TokenId] | None = None) -> PrefixReuseSummary:
+    def analyze_prefix_reuse(
+        self, llm_request: LlmRequest, tokens: Sequence[TokenId] | None = None
+    ) -> PrefixReuseSummary:
         """Read-only walk over the cached prefix of a request."""
         ...
 

@@ -30,8 +30,11 @@ def describe_internals(manager: KVCacheManager) -> dict[str, JsonValue]:
             "blocks": [_describe_block(window_manager.get_block_by_id(block_id)) for block_id in range(num_blocks)],
         }
     root = manager.block_manager.lookup_tree.root
-    windows = list(manager.block_manager.window_block_managers)
-    result["tree"] = [_describe_node(node, windows) for node in root.ordered_children()]
+    channels = {
+        window: window_manager.settings.channel
+        for window, window_manager in manager.block_manager.window_block_managers.items()
+    }
+    result["tree"] = [_describe_node(node, channels) for node in root.ordered_children()]
     return result
 
 
@@ -61,11 +64,11 @@ def _get_id(block: KVCacheBlock | None) -> int:
     return NO_BLOCK_ID if block is None else block.block_id
 
 
-def _describe_node(node: LookupNodePtr, windows: list[int]) -> dict[str, JsonValue]:
+def _describe_node(node: LookupNodePtr, channels: dict[int, int]) -> dict[str, JsonValue]:
     result = write_packed_key(node.key)
-    values = {window: node.get_value(window) for window in windows}
+    values = {window: node.get_value(channel) for window, channel in channels.items()}
     result["v"] = {str(window): block.block_id for window, block in values.items() if block is not None}
-    children = [_describe_node(child, windows) for child in node.ordered_children()]
+    children = [_describe_node(child, channels) for child in node.ordered_children()]
     if children:
         result["ch"] = children
     return result

@@ -68,7 +68,7 @@ def _copy_ids(ids_per_beam: Sequence[Sequence[int]]) -> list[list[int]]:
     return [list(ids) for ids in ids_per_beam]
 
 
-def get_last_block_id(state: MachineState, args: Args) -> int:
+def get_last_block_id(state: MachineState, args: Args) -> int | None:
     """Last block of a sequence in the first window."""
     return state.manager.get_last_block_id(args["id"])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trtkv.common import BlockId, RequestId, TokenId, WindowSize
@@ -36,13 +36,17 @@ class RecordedManager:
 
     # -- sequences ----------------------------------------------------------------------------------
 
+    def add_sequence(self, request_info: tuple[RequestId, int, int], llm_request: LlmRequest) -> None:
+        """Admit one request, written as a batch of one."""
+        self.add_sequence_batch([request_info], [llm_request])
+
     def add_sequence_batch(
-        self, requests: Sequence[tuple[RequestId, int, int]], llm_requests: Sequence[LlmRequest]
+        self, request_infos: Sequence[tuple[RequestId, int, int]], llm_requests: Sequence[LlmRequest]
     ) -> None:
         """Admit requests together."""
         for request in llm_requests:
             self._recorder.check_own_request(request)
-        self._record("add_sequence_batch", requests=[list(entry) for entry in requests])
+        self._record("add_sequence_batch", requests=[list(info) for info in request_infos])
 
     def add_token(self, request_id: RequestId) -> None:
         """One decode step of a sequence."""
@@ -90,9 +94,9 @@ class RecordedManager:
         """Unpin blocks."""
         self._record("unpin_blocks_by_id", block_ids=list(block_ids))
 
-    def truncate_blocks(self, tokens: Sequence[TokenId], num_tokens_to_keep: int) -> None:
+    def truncate_blocks(self, target_tokens: Sequence[TokenId], num_tokens_to_keep: int) -> None:
         """Drop cached blocks behind a prefix."""
-        self._record("truncate_blocks", tokens=list(tokens), num_tokens_to_keep=num_tokens_to_keep)
+        self._record("truncate_blocks", tokens=list(target_tokens), num_tokens_to_keep=num_tokens_to_keep)
 
     def reset_reuse_state(self) -> None:
         """Start with an empty tree."""
@@ -109,6 +113,11 @@ class RecordedManager:
         """Let expired priorities fall back."""
         self._record("refresh_blocks")
 
+    def release_pools(self) -> None:
+        """Let go of the tensors; the refresh that belongs to it is written."""
+        self.refresh_blocks()
+        self._recorder.machine.state.manager.release_pools()
+
     def sync_transfer_manager_with_buffer_manager(self) -> None:
         """Wait for transfers."""
         self._record("sync_transfer_manager_with_buffer_manager")
@@ -121,6 +130,11 @@ class RecordedManager:
         """Copy a recurrent state to the next block."""
         was_copied: bool = self._record_with("copy_linear_attention_block", llm_request)
         return was_copied
+
+    def copy_linear_attention_block_batch(self, llm_requests: Iterable[LlmRequest]) -> bool:
+        """Copy the recurrent states of several requests, written one by one."""
+        copied = [self.copy_linear_attention_block(request) for request in llm_requests]
+        return any(copied)
 
     # -- budgets and scheduling -------------------------------------------------------------------------
 

@@ -5,8 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from trtkv.block_key import HashLink, PackedKey, build_block_keys, build_block_keys_of, make_empty_key, num_key_tokens
-from trtkv.common import PLACEHOLDER_BLOCK_ID, PLACEHOLDER_LEVEL, PRIMARY_LEVEL, CacheType, KvCacheTransferMode, ceil_div
+from trtkv.block_key import (
+    HashLink,
+    PackedKey,
+    build_block_keys,
+    build_block_keys_of,
+    make_empty_key,
+    num_key_tokens,
+    resolve_hash,
+)
+from trtkv.common import (
+    PLACEHOLDER_BLOCK_ID,
+    PLACEHOLDER_LEVEL,
+    PRIMARY_LEVEL,
+    CacheType,
+    KvCacheTransferMode,
+    ceil_div,
+)
 from trtkv.errors import InvalidInputError, OutOfBlocksError, check
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest, SequenceWindow
@@ -28,6 +43,7 @@ from trtkv.window_block_manager.sequences import (
 )
 from trtkv.window_block_manager.settings import WindowSettings
 
+
 class BatchSeqStats(NamedTuple):
     """Outcome of one sequence in one window. C++: BatchSeqStats."""
 
@@ -43,6 +59,7 @@ class ClaimResult:
 
     __slots__ = (
         "beam_width",
+        "depends_on_length",
         "directory",
         "input_length",
         "is_partial",
@@ -76,6 +93,8 @@ class ClaimResult:
         self.needs_copy = False
         self.should_release_copy_source = False
         self.total_matched_tokens = 0
+        self.depends_on_length = False
+        """Whether the match is of no use when fewer than ``total_matched_tokens`` are taken from it."""
         self.prepopulated_len = 0
 
 
@@ -176,6 +195,14 @@ class BlockLoader:
         return keys
 
     def _take_matches(self, result: ClaimResult, matches: ReuseMatches) -> None:
+        if self._settings.is_recurrent_state and not self._settings.compatibility:
+            # What lies behind the last state is no use; the request may want states of its own there.
+            while matches.blocks and matches.blocks[-1].is_placeholder:
+                matches.blocks.pop()
+            matches.total_matched_tokens = len(matches.blocks) * self._settings.tokens_per_block
+            result.depends_on_length = True
+        elif self._settings.is_swa:
+            result.depends_on_length = any(block.is_placeholder for block in matches.blocks)
         result.total_matched_tokens = matches.total_matched_tokens
         result.matched = matches.blocks
         if len(matches.blocks) > result.num_shared_context_blocks:
@@ -317,6 +344,8 @@ class BlockLoader:
             before = self._counters.snapshot()
             self._onboard_and_allocate(sequence, claim, is_enable_block_reuse)
             prepopulated = claim.prepopulated_len
+            if not self._settings.compatibility:
+                prepopulated = min(prepopulated, sequence.current_prepopulated_prompt_len)
             sequence.set_current_prepopulated_prompt_len(prepopulated)
             self._counters.reused_tokens += prepopulated
             self._counters.total_input_tokens += claim.input_length
@@ -339,19 +368,24 @@ class BlockLoader:
             matched = claim.matched
             if claim.needs_copy and matched[-1]._ref_count:
                 matched = matched[:-1]
-            for block in matched:
-                claim_block(block)
+            self._policy.claim_blocks(matched)
             return
         last = len(claim.matched) - 1
         for index, block in enumerate(claim.matched):
             priority, duration_ms = retentions[index]
             if block._block_id == PLACEHOLDER_BLOCK_ID:
                 continue
-            if priority is not None and block._priority != priority and self._event_manager is not None:
+            is_held_source = index == last and claim.is_partial and block._ref_count > 0
+            if (
+                priority is not None
+                and block._priority != priority
+                and self._event_manager is not None
+                and (self._settings.compatibility or (not is_held_source and self._claimer.is_announced(block)))
+            ):
                 self._event_manager.enqueue_updated_event(
                     KVCacheUpdatedData(block.hash, priority=(block._priority, priority)), self._settings.window_size
                 )
-            if index == last and claim.is_partial and block._ref_count:
+            if is_held_source:
                 continue
             claim_block(block, priority, duration_ms)
 
@@ -360,12 +394,56 @@ class BlockLoader:
     ) -> None:
         """Place claimed blocks, then fresh ones. C++: onboardAndAllocateBlocks."""
         window = sequence.get_window(self._settings.window_size)
-        for index, block in enumerate(claim.matched):
-            self._place_claimed(claim, index, block, window)
-        self._allocate_shared(claim, window, is_enable_block_reuse)
+        is_plain = claim.beam_width == 1 and not (self._settings.is_recurrent_state or self._settings.is_swa)
+        num_full = 0
+        if is_plain and not self._settings.num_secondary_blocks:
+            num_full = len(claim.matched) - claim.is_partial
+            self._place_full_matches(claim.matched[:num_full], window)
+        for index in range(num_full, len(claim.matched)):
+            self._place_claimed(claim, index, claim.matched[index], window)
+        if is_plain and claim.retentions is None and not self._settings.compatibility:
+            self._allocate_plain(claim, window)
+        else:
+            self._allocate_shared(claim, window, is_enable_block_reuse)
         if claim.num_shared_context_blocks < claim.num_context_blocks:
             self._allocate_per_beam(claim, window)
         write_slots(window, claim.beam_width)
+
+    def _place_full_matches(self, blocks: Sequence[KVCacheBlock], window: SequenceWindow) -> None:
+        """``_place_claimed`` for whole primary blocks and one beam; a hot loop."""
+        prev = None
+        for block in blocks:
+            block._ref_count += 1
+            block._prev_block_in_seq = prev
+            prev = block
+        window.held += blocks
+        window.block_ids[0] += [block._block_id for block in blocks]
+        self._counters.reused += len(blocks)
+        self._counters.full_reused += len(blocks)
+
+    def _allocate_plain(self, claim: ClaimResult, window: SequenceWindow) -> None:
+        """``_allocate_shared`` for one beam and the default retention of an attention window; a hot loop."""
+        first = len(window.held)
+        count = claim.num_context_blocks - first
+        keys = claim.keys[first:]
+        if len(keys) < count or claim.mode is not KvCacheTransferMode.DRAM or self._event_manager is not None:
+            self._allocate_shared(claim, window, True)
+            return
+        blocks = self._claimer.get_free_blocks(count)
+        prev = window.held[-1] if first else None
+        link: HashLink | int = 0 if prev is None else prev._hash
+        for block, key in zip(blocks, keys, strict=True):
+            block._ref_count = 1
+            block._prev_block_in_seq = prev
+            block._block_key = key
+            block._is_full = True
+            block._hash = link = (key, link)
+            prev = block
+        if prev is not None and count:
+            self._set_key(prev, keys[-1])
+        window.held += blocks
+        window.block_ids[0] += [block._block_id for block in blocks]
+        self._counters.missed += count
 
     def _place_claimed(self, claim: ClaimResult, index: int, block: KVCacheBlock, window: SequenceWindow) -> None:
         counters = self._counters
@@ -376,7 +454,11 @@ class BlockLoader:
         if is_partial and claim.needs_copy:
             block = self._copy_source(claim, index, block)
         elif is_partial:
-            block.free_leaf_block()
+            check(block.is_leaf, f"block {block._block_id} is no leaf and cannot be taken over")
+            if self._settings.compatibility:
+                block.detach_from_lookup_node()  # recorded: listeners are not told
+            else:
+                self._claimer.remove_from_tree(block)
         self._claimer.onboard_block(block, claim.mode, claim.directory)
         add_block_to_all_beams(block, window, claim.beam_width)
         if is_partial and claim.needs_copy and not self._settings.compatibility:
@@ -398,6 +480,10 @@ class BlockLoader:
             self._set_key(block, claim.keys[index])
         block.compute_hash()
         return block
+
+    def _link(self, key: PackedKey, parent: HashLink | int) -> HashLink | int:
+        """A hash to be computed when it is read; at once where every hash will be reported."""
+        return (key, parent) if self._event_manager is None else resolve_hash((key, parent))
 
     def _set_key(self, block: KVCacheBlock, key: PackedKey) -> None:
         block.set_block_key(key, num_key_tokens(key) == self._settings.tokens_per_block)
@@ -432,7 +518,7 @@ class BlockLoader:
             if index < len(keys):
                 self._set_key(block, keys[index])
             prev = block._prev_block_in_seq
-            block._hash = HashLink(block._block_key, 0 if prev is None else prev._hash)
+            block._hash = self._link(block._block_key, 0 if prev is None else prev._hash)
             counters.missed += 1
 
     def _allocate_per_beam(self, claim: ClaimResult, window: SequenceWindow) -> None:

@@ -20,10 +20,11 @@ from trtkv.common import (
 )
 from trtkv.copy_engine import CopyEngine
 from trtkv.errors import UnknownIdError, check
-from trtkv.eviction_policy import LRUEvictionPolicy
+from trtkv.eviction_policy import FreshBlocks, LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest
 from trtkv.kv_cache_block import KVCacheBlock, PlaceholderBlock, create_root_block, create_swa_placeholder
 from trtkv.kv_cache_event_manager import KVCacheEventManager
+from trtkv.kv_cache_events import KVCacheStoredData
 from trtkv.kv_cache_index import make_index
 from trtkv.kv_cache_transfer_manager import KVCacheTransferManager
 from trtkv.llm_request import LlmRequest
@@ -69,9 +70,6 @@ class WindowBlockManager:
         self.pools = WindowPools(
             settings, managed_layers, num_kv_heads_per_layer, size_per_head, dtype, indexer_k_cache
         )
-        self._primary_blocks: list[KVCacheBlock] = []  # grown on demand: a block exists once it is used
-        self._secondary_blocks: list[KVCacheBlock] = []
-        self._placeholder_blocks: list[KVCacheBlock] = []
         self.counters = BlockCounters()
         self._reported = BlockCounters()
         self.eviction_policy = LRUEvictionPolicy(
@@ -105,9 +103,6 @@ class WindowBlockManager:
             event_manager,
             self.counters,
         )
-        self.storer = BlockStorer(
-            settings, self.matcher, self.eviction_policy, self.sequences, event_manager, self.get_block_by_id
-        )
         self.releaser = BlockReleaser(settings, self.matcher, self.claimer, self.eviction_policy, self.sequences)
         metadata = settings.linear_attention_metadata
         self.recurrent = (
@@ -123,6 +118,17 @@ class WindowBlockManager:
                 self.transfer_manager,
             )
         )
+        self.storer = BlockStorer(
+            settings,
+            self.matcher,
+            self.claimer,
+            self.eviction_policy,
+            self.sequences,
+            event_manager,
+            self.get_block_by_id,
+            settings.num_channels == 1,
+            self.recurrent,
+        )
         if event_manager is not None:
             event_manager.enqueue_created_event(
                 (settings.num_primary_blocks, settings.num_secondary_blocks), settings.window_size
@@ -130,26 +136,15 @@ class WindowBlockManager:
 
     # -- blocks -----------------------------------------------------------------------------------
 
-    def _make_block(self, block_id: BlockId) -> KVCacheBlock:
-        """The block of a valid id; made when it is first asked for, standing among the never-used ones."""
-        num_primary, channel = self.settings.num_primary_blocks, self.settings.channel
-        if block_id < 0:
-            blocks, index, level = self._placeholder_blocks, CACHED_BLOCKS_ROOT_ID - 1 - block_id, PLACEHOLDER_LEVEL
-        elif block_id < num_primary:
-            blocks, index, level = self._primary_blocks, block_id, PRIMARY_LEVEL
-        else:
-            blocks, index, level = self._secondary_blocks, block_id - num_primary, SECONDARY_LEVEL
-        while len(blocks) <= index:
-            position = len(blocks)
-            if level == PLACEHOLDER_LEVEL:
-                block: KVCacheBlock = PlaceholderBlock(CACHED_BLOCKS_ROOT_ID - 1 - position, channel)
-            elif level == PRIMARY_LEVEL:
-                block = KVCacheBlock(position, position, channel)
-            else:
-                block = KVCacheBlock(num_primary + position, make_index(position, is_secondary=True), channel)
-            block._free_queue = self.eviction_policy.get_fresh_blocks(level)
-            blocks.append(block)
-        return blocks[index]
+    def _make_block(self, block_id: BlockId, fresh: FreshBlocks) -> KVCacheBlock:
+        """The block of an id that is asked for the first time."""
+        channel = self.settings.channel
+        if fresh.level == PLACEHOLDER_LEVEL:
+            return PlaceholderBlock(block_id, channel, fresh)
+        if fresh.level == PRIMARY_LEVEL:
+            return KVCacheBlock(block_id, block_id, channel, fresh)
+        slot = block_id - self.settings.num_primary_blocks
+        return KVCacheBlock(block_id, make_index(slot, is_secondary=True), channel, fresh)
 
     def get_block_by_id(self, block_id: BlockId) -> KVCacheBlock:
         """The block of an id; placeholders of the recurrent window have ids below -1."""
@@ -160,11 +155,17 @@ class WindowBlockManager:
             raise UnknownIdError(
                 f"window {settings.window_size} has no block {block_id}; ids run from 0 to {num_blocks - 1}"
             )
-        return self._make_block(block_id)
+        get_fresh = self.eviction_policy.get_fresh_blocks
+        if block_id < 0:
+            return get_fresh(PLACEHOLDER_LEVEL).get_block(CACHED_BLOCKS_ROOT_ID - 1 - block_id)
+        if block_id < settings.num_primary_blocks:
+            return get_fresh(PRIMARY_LEVEL).get_block(block_id)
+        return get_fresh(SECONDARY_LEVEL).get_block(block_id - settings.num_primary_blocks)
 
     def used_blocks(self) -> list[KVCacheBlock]:
         """Every block object made so far: those ever used or asked for."""
-        return self._primary_blocks + self._secondary_blocks + self._placeholder_blocks
+        levels = (PRIMARY_LEVEL, SECONDARY_LEVEL, PLACEHOLDER_LEVEL)
+        return [block for level in levels for block in self.eviction_policy.get_fresh_blocks(level).blocks]
 
     @property
     def window_size(self) -> WindowSize:
@@ -231,9 +232,7 @@ class WindowBlockManager:
         max_matched_tokens: Sequence[int],
     ) -> list[ClaimResult]:
         """What each request of a batch would take from the cache. Changes nothing."""
-        return self.loader.plan_batch(
-            requests, input_lengths, beam_widths, is_enable_block_reuse, max_matched_tokens
-        )
+        return self.loader.plan_batch(requests, input_lengths, beam_widths, is_enable_block_reuse, max_matched_tokens)
 
     def check_room(self, claims: Sequence[ClaimResult], is_enable_block_reuse: bool) -> None:
         """Raise OutOfBlocksError if a planned batch does not fit. Changes nothing."""
@@ -298,7 +297,10 @@ class WindowBlockManager:
         else:
             self.sequences.allocate_block(sequence, window, share_among_beams=sequence.beam_width == 1)
         self.counters.gen_alloc += 1
-        write_slot_at(window, sequence.beam_width, len(window.block_ids[0]) - 1)
+        last = len(window.block_ids[0]) - 1
+        if self.recurrent is not None and last and not self.settings.compatibility:
+            write_slot_at(window, sequence.beam_width, last - 1)  # a placeholder may have been put there
+        write_slot_at(window, sequence.beam_width, last)
 
     def release_last_block(self, sequence: GenerationRequest) -> None:
         """Drop the last block. C++: releaseLastBlock."""
@@ -333,6 +335,12 @@ class WindowBlockManager:
         if request is not None and not self.settings.is_recurrent_state:
             self.storer.store_blocks_for_reuse(sequence, request)
         self.releaser.release_blocks(sequence.request_id)
+        if self.recurrent is not None:
+            self.recurrent.forget(sequence.request_id)
+
+    def describe_cached_blocks(self) -> list[KVCacheStoredData]:
+        """What is in the tree, one stored event a block, each behind its ancestors. Changes nothing."""
+        return self.matcher.describe_blocks()
 
     def pin_blocks(self, request_id: RequestId) -> None:
         """One reference more on every block a sequence holds."""
@@ -343,7 +351,7 @@ class WindowBlockManager:
         if self.settings.compatibility:
             for block_id in block_ids:
                 check(0 <= block_id < self.max_num_blocks, f"block id {block_id} is out of range")
-                self.releaser.unpin_blocks([self._make_block(block_id)])
+                self.releaser.unpin_blocks([self.get_block_by_id(block_id)])
             return
         blocks = [self.get_block_by_id(block_id) for block_id in block_ids]
         self.releaser.check_can_unpin(blocks)
@@ -354,8 +362,16 @@ class WindowBlockManager:
         self.releaser.truncate_blocks(keys, num_tokens_to_keep)
 
     def reset_reuse_state(self, tree: UnifiedBlockTree) -> None:
-        """Use an empty tree from now on; cached blocks keep their keys and places until they are recycled."""
+        """Use an empty tree from now on; cached blocks leave the old one and keep their keys and queue places.
+
+        Recorded: they stay attached to the old tree, and are reported as removed when they are recycled.
+        """
+        if not self.settings.compatibility:
+            for block in reversed(self.matcher.list_blocks()):
+                self.claimer.remove_from_tree(block)
         self.matcher.set_tree(tree, create_root_block(self.settings.channel))
+        for window in self.sequences.allocated_blocks_per_seq.values():
+            window.num_stored = 0
 
     def offload_block(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> None:
         """Move a primary block to the secondary level."""
@@ -386,7 +402,7 @@ class WindowBlockManager:
 
     def refresh_blocks(self) -> None:
         """Apply expiries and order compute work behind transfers. C++: refreshBlocks."""
-        self.eviction_policy.refresh()
+        self.claimer.report_expired(self.eviction_policy.refresh())
         self.transfer_manager.sync_transfers()
 
     def sync_transfer_manager_with_buffer_manager(self) -> None:

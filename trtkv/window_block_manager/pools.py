@@ -101,9 +101,7 @@ class WindowPools:
                 for pool in data_pools
             ]
 
-    def get_num_pools(
-        self, include_block_scale_pools: bool = True, include_indexer_k_cache_pools: bool = True
-    ) -> int:
+    def get_num_pools(self, include_block_scale_pools: bool = True, include_indexer_k_cache_pools: bool = True) -> int:
         """Pools of the window, with or without those of scales and index keys."""
         return sum(
             1

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from trtkv.block_key import PackedKey
 from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, RequestId
-from trtkv.errors import InvalidInputError, UnknownIdError, check
+from trtkv.errors import InvalidInputError, check
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.generation_request import SequenceWindow
 from trtkv.kv_cache_block import KVCacheBlock
@@ -37,20 +38,10 @@ class BlockReleaser:
         self._scheduling_ref_counts: dict[KVCacheBlock, int] = {}
 
     def release_blocks(self, request_id: RequestId) -> None:
-        """Drop all blocks of a sequence, last first; uncached ones go to the front. C++: releaseBlocks.
-
-        A hot loop: the common case of a block at the default level and priority is the policy's release, inline.
-        """
+        """Drop all blocks of a sequence, last first; uncached ones go to the front. C++: releaseBlocks."""
         window = self._sequences.get_window(request_id)
         del self._sequences.allocated_blocks_per_seq[request_id]
-        release_block = self._policy.release_block
-        for block in reversed(window.held):
-            count = block._ref_count
-            if count:
-                count -= 1
-                block._ref_count = count
-            if not count:
-                release_block(block, block._lookup_node is None)
+        self._policy.release_blocks(reversed(window.held))
         self._clear(window)
 
     @staticmethod
@@ -66,20 +57,21 @@ class BlockReleaser:
         """One reference more on every entry a sequence holds. C++: pinBlocks."""
         for block in self._sequences.get_window(request_id).held:
             if block._block_id != PLACEHOLDER_BLOCK_ID:
-                block._ref_count += 1
+                self._sequences.add_pin(block)
 
     def check_can_unpin(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Raise if any of the blocks has fewer references than it is to lose. Changes nothing."""
-        for block in blocks:
-            if block._ref_count < blocks.count(block):
-                raise InvalidInputError(f"block {block._block_id} is not pinned as often as it is to be unpinned")
+        """Raise if any of the blocks has fewer pins than it is to lose. Changes nothing."""
+        for block, count in Counter(blocks).items():
+            pins = self._sequences.pin_counts.get(block, 0)
+            if pins < count:
+                raise InvalidInputError(
+                    f"block {block._block_id} has {pins} pins and is to lose {count}; unpin each id once per pin"
+                )
 
     def unpin_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Drop one reference of each; those nobody else holds go to the back of their queue."""
+        """Drop one pin of each; blocks that nobody else holds go to the back of their queue."""
         for block in blocks:
-            block.dec_ref_count()
-            if not block._ref_count:
-                self._policy.release_block(block)
+            self._sequences.drop_pin(block)
 
     # -- truncation ---------------------------------------------------------------------------------
 
@@ -115,7 +107,7 @@ class BlockReleaser:
         stack = [block]
         while stack:
             current = stack.pop()
-            stack.extend(current.next_blocks)
+            stack.extend(reversed(current.next_blocks))
             subtree.append(current)
         for entry in reversed(subtree):
             if self._settings.compatibility:
@@ -145,7 +137,9 @@ class BlockReleaser:
         if not self._settings.compatibility:
             for block in held:
                 if not block.is_placeholder and counts.get(block, block._ref_count) <= 0:
-                    raise UnknownIdError(f"request {request_id} was already removed in this simulation; start a new one")
+                    raise InvalidInputError(
+                        f"request {request_id} was already removed in this simulation; start a new one"
+                    )
         for block in held:
             if block.is_placeholder:
                 continue
@@ -163,4 +157,3 @@ class BlockReleaser:
     def scheduling_has_free_blocks(self, num_required: int) -> bool:
         """Whether that many blocks are free in the simulation."""
         return self._scheduling_num_free_blocks >= num_required
-

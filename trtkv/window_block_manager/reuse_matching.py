@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from trtkv.block_key import PackedKey, num_key_tokens
+from trtkv.block_key import PackedKey, hash_block_key, num_key_tokens
 from trtkv.common import MAX_INT32
 from trtkv.kv_cache_block import KVCacheBlock
+from trtkv.kv_cache_event_manager import describe_stored_block
+from trtkv.kv_cache_events import KVCacheStoredData
 from trtkv.radix_block_tree import LookupNodePtr, UnifiedBlockTree
 from trtkv.templated_trie import ChildMap
 from trtkv.window_block_manager.settings import WindowSettings
@@ -36,6 +38,9 @@ class ReuseMatcher:
     ) -> None:
         self._settings = settings
         self._placeholder = placeholder
+        self._is_swa = settings.is_swa
+        # Only the last recurrent state of a prefix counts, so a missing one is no hole.
+        self._passes_missing = settings.is_swa or (settings.is_recurrent_state and not settings.compatibility)
         self.set_tree(tree, root_block)
 
     def set_tree(self, tree: UnifiedBlockTree, root_block: KVCacheBlock) -> None:
@@ -54,10 +59,10 @@ class ReuseMatcher:
         """Cached blocks for the longest usable prefix of the keys; the walk stops at an empty key.
 
         Full attention stops at the first node without a block. A sliding window passes such holes, and
-        accepts a prefix only if the last hole lies a whole window before its end.
+        accepts a prefix only if the last hole lies a whole window before its end. Recurrent states pass them too.
         """
         channel = self._settings.channel
-        if channel == 0 and not self._settings.is_swa and max_matched_tokens == MAX_INT32:
+        if channel == 0 and not self._passes_missing and max_matched_tokens == MAX_INT32:
             return self._find_unbounded(keys, enable_partial_reuse, copy_on_partial_reuse)
         return self._find(keys, enable_partial_reuse, copy_on_partial_reuse, max_matched_tokens)
 
@@ -108,7 +113,7 @@ class ReuseMatcher:
         copy_on_partial_reuse: bool,
         max_matched_tokens: int,
     ) -> ReuseMatches:
-        channel, is_swa, window_size = self._settings.channel, self._settings.is_swa, self._settings.window_size
+        channel, is_swa, window_size = self._settings.channel, self._is_swa, self._settings.window_size
         result = ReuseMatches()
         node: LookupNodePtr = self.tree.root
         blocks: list[KVCacheBlock] = []
@@ -134,10 +139,11 @@ class ReuseMatcher:
                 break
             block = child.get_value(channel)
             if block is None:
-                if not is_swa:
+                if not self._passes_missing:
                     break
                 block = self._placeholder
-                end_of_last_hole = tokens + num_tokens
+                if is_swa:
+                    end_of_last_hole = tokens + num_tokens
             tokens += num_tokens
             blocks.append(block)
             node = child
@@ -183,6 +189,32 @@ class ReuseMatcher:
         if len(matches.blocks) != len(keys) or matches.blocks[-1] is self._placeholder:
             return None
         return matches.blocks[-1]
+
+    def list_blocks(self) -> list[KVCacheBlock]:
+        """Every block of this window in the tree, each behind its ancestors."""
+        return [block for block, _ in self._walk()]
+
+    def describe_blocks(self) -> list[KVCacheStoredData]:
+        """Stored events of every block in the tree but placeholders, each behind its ancestors."""
+        return [
+            KVCacheStoredData(parent_hash, [describe_stored_block(block)])
+            for block, parent_hash in self._walk()
+            if not block.is_placeholder
+        ]
+
+    def _walk(self) -> Iterator[tuple[KVCacheBlock, int | None]]:
+        """Blocks of this window in pre-order, each with the hash that its own is chained to (None at the root)."""
+        channel = self._settings.channel
+        stack: list[tuple[LookupNodePtr, int | None]] = [(node, None) for node in self.tree.root.ordered_children()]
+        while stack:
+            node, parent_hash = stack.pop()
+            block = node.get_value(channel)
+            if block is not None:
+                node_hash = block.hash
+                yield block, parent_hash
+            else:
+                node_hash = hash_block_key(node.key, parent_hash or 0)
+            stack.extend((child, node_hash) for child in node.ordered_children())
 
     def block_in_radix_tree(self, block: KVCacheBlock) -> bool:
         """Whether the block is in the tree below a block of its window. C++: WindowBlockManager::blockInRadixTree."""

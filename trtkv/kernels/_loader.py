@@ -1,0 +1,62 @@
+"""Compiles and launches the CUDA sources through CuPy. The only module that imports cupy."""
+
+from __future__ import annotations
+
+import functools
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from trtkv.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    import torch
+
+    from trtkv.kernels.kernel_launch import KernelLaunch, Launcher
+
+
+def read_source(name: str) -> str:
+    """Text of a source file under ``csrc``."""
+    return (resources.files("trtkv.kernels") / "csrc" / name).read_text(encoding="utf-8")
+
+
+def has_cupy() -> bool:
+    """Whether CuPy can be imported."""
+    try:
+        _import_cupy()
+    except MissingExtraError:
+        return False
+    return True
+
+
+@functools.cache
+def load_kernel(source: str, kernel: str) -> Any:
+    """Compiled kernel of a source file; compiling happens at the first launch on each device."""
+    cupy = _import_cupy()
+    return cupy.RawKernel(read_source(source), kernel, options=("--std=c++17",))
+
+
+def make_cupy_launcher(device: torch.device) -> Launcher:
+    """Launcher for one CUDA device: each launch joins the stream that is current in torch at that moment."""
+    import torch
+
+    cupy = _import_cupy()
+    index = torch.cuda.current_device() if device.index is None else device.index
+
+    def launch(plan: KernelLaunch) -> None:
+        stream = torch.cuda.current_stream(index)
+        kernel = load_kernel(plan.source, plan.kernel)
+        with cupy.cuda.Device(index), cupy.cuda.ExternalStream(stream.cuda_stream, index):
+            kernel(plan.grid, (plan.block, 1, 1), plan.args)
+
+    return launch
+
+
+def _import_cupy() -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise MissingExtraError(
+            'running kernels on a GPU needs CuPy: pip install "trtkv[cuda12]" or "trtkv[cuda13]", '
+            'or pass backend="reference"'
+        ) from error
+    return cupy
