@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from trtkv.block_key import num_key_tokens
-from trtkv.common import PLACEHOLDER_BLOCK_ID, RequestId, trunc_mod
+from trtkv.common import PLACEHOLDER_BLOCK_ID, RequestId, ceil_div, trunc_mod
 from trtkv.errors import InvalidInputError, OutOfBlocksError, UnknownIdError, check
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest, SequenceWindow
@@ -162,14 +162,17 @@ class SequenceBlocks:
         """Raise, before anything is changed, if cutting the last tokens would reach blocks no longer held."""
         window = self.get_window(sequence.request_id)
         last = sequence.num_tokens
-        num_blocks = sum(self.ends_block(length) for length in range(last - num_tokens, last))
+        kept = last - num_tokens
+        num_blocks = sum(self.ends_block(length) for length in range(kept, last))
         first_kept = len(window.held) - num_blocks
         if num_blocks and (first_kept < 0 or window.held[first_kept]._block_id == PLACEHOLDER_BLOCK_ID):
-            raise InvalidInputError(
-                f"rewinding request {sequence.request_id} by {num_tokens} tokens reaches blocks that left the window "
-                f"of {self._settings.window_size} tokens; rewind by fewer"
-            )
-        kept = last - num_tokens
+            self._raise_left_window(sequence, num_tokens)
+        if num_tokens and self._settings.is_swa:
+            # The next token attends to the window that ends with it, so the window moves back as well.
+            first_needed = max(0, kept + 1 - self._settings.window_size) // self._settings.tokens_per_block
+            needed = window.held[first_needed : ceil_div(kept, self._settings.tokens_per_block)]
+            if any(block._block_id == PLACEHOLDER_BLOCK_ID for block in needed):
+                self._raise_left_window(sequence, num_tokens)
         index, inside = divmod(kept, self._settings.tokens_per_block)
         if not inside or self._settings.is_recurrent_state or index >= len(window.held):
             return
@@ -179,6 +182,12 @@ class SequenceBlocks:
                 f"rewinding request {sequence.request_id} by {num_tokens} tokens reaches into block {block._block_id}, "
                 f"which {block._ref_count} holders share; rewind to a block boundary"
             )
+
+    def _raise_left_window(self, sequence: GenerationRequest, num_tokens: int) -> None:
+        raise InvalidInputError(
+            f"rewinding request {sequence.request_id} by {num_tokens} tokens reaches blocks that left the window "
+            f"of {self._settings.window_size} tokens; rewind by fewer"
+        )
 
     def detach_rewound_block(self, sequence: GenerationRequest) -> None:
         """Take the last block out of the tree if it is cached under tokens that were just cut off."""
