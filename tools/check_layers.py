@@ -67,7 +67,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("all windows", ("block_manager",)),
     ("the manager", ("kv_cache_manager",)),
     ("around a manager", ("invariants", "kv_cache_event_consumer", "attention_dp_gather", "exporters.*", "nano.*")),
-    ("users of a manager", ("scheduler.*", "resource_manager", "executor.*")),
+    ("users of a manager", ("scheduler.*", "resource_manager.*", "executor.*")),
     ("traces", ("replay.*", "verify.*")),
     ("commands", ("commands.*",)),
     ("program", ("cli", "__main__", ROOT_MODULE)),

@@ -171,6 +171,11 @@ class BlockManager:
             offset += num_pools
         return result
 
+    def preallocate_blocks(self) -> None:
+        """Make all block objects now instead of at their first use."""
+        for manager in self.window_block_managers.values():
+            manager.eviction_policy.make_all_blocks()
+
     # -- windows, layers, pools ---------------------------------------------------------------------
 
     def get_window_block_manager(self, window_size: WindowSize) -> WindowBlockManager:

@@ -75,6 +75,10 @@ class FreshBlocks:
             make_block = self._make_block
             self.blocks += [make_block(block_id, self) for block_id in self.ids[len(self.blocks) : count]]
 
+    def make_all(self) -> None:
+        """Make every block object now."""
+        self._make_up_to(len(self.ids))
+
     def peek(self) -> KVCacheBlock:
         """The next one."""
         return self.get_block(self._num_taken)
@@ -177,6 +181,11 @@ class LRUEvictionPolicy:
         """The never-used blocks of a level."""
         return self._fresh[level]
 
+    def make_all_blocks(self) -> None:
+        """Make the objects of all blocks that were never used."""
+        for fresh in self._fresh:
+            fresh.make_all()
+
     def get_free_block(self, cache_level: int, want_placeholder: bool = False) -> tuple[KVCacheBlock, bool]:
         """The block to take next, without taking it, and whether it may be offloaded. Changes nothing."""
         level = PLACEHOLDER_LEVEL if want_placeholder else cache_level
@@ -267,7 +276,6 @@ class LRUEvictionPolicy:
                 block._lookup_node is not None
                 and block._priority == DEFAULT_RETENTION_PRIORITY
                 and block._memory_pool_block_index < SECONDARY_POOL_FLAG
-                and block._free_queue is None
             ):
                 queue[block] = None
                 block._free_queue = default

@@ -239,6 +239,15 @@ class KVCacheBlock(LookupNode):
         check(node.try_set_value(self._channel, self), f"block {self._block_id}: the node holds another block")
         self._lookup_node = node
 
+    def replace_at_lookup_node(self, other: KVCacheBlock) -> None:
+        """Leave the present node and take the place of a block of the same window, which leaves the tree."""
+        self.detach_from_lookup_node()
+        node = other._lookup_node
+        check(node is not None, f"block {other._block_id} is not in the tree and cannot be replaced there")
+        other._lookup_node = None
+        node.try_set_value(self._channel, self, overwrite=True)  # type: ignore[union-attr]
+        self._lookup_node = node
+
     def detach_from_lookup_node(self) -> None:
         """Leave the tree; nodes left empty are pruned."""
         node = self._lookup_node

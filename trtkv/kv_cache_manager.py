@@ -72,6 +72,8 @@ class KVCacheManager:
     that hurt users, half-done failures and the order of equal partial matches; see docs/decisions.
     ``hash_map_order`` asks for that order alone: equal partial matches are then taken in the iteration order of
     the reference's hash map instead of most recently inserted first, at the price of hashing every cached block.
+    ``preallocate_blocks`` makes all block objects now instead of at their first use: about 220 bytes a block for
+    steadier admission; a replay with a large pool is better off without.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class KVCacheManager:
         clock: Callable[[], int] = time.monotonic_ns,
         compatibility: bool = False,
         hash_map_order: bool | None = None,
+        preallocate_blocks: bool = False,
     ) -> None:
         if sink_token_length:
             raise ConfigurationError(f"sink_token_length is {sink_token_length}; sink tokens are not supported, give 0")
@@ -136,6 +139,8 @@ class KVCacheManager:
         )
         if kv_cache_connector_manager is not None and self._block_manager.is_variable_window:
             raise ConfigurationError("a connector works with one window only; use one window or no connector")
+        if preallocate_blocks:
+            self._block_manager.preallocate_blocks()
         self._tokens_per_block = tokens_per_block
         self._max_num_sequences = max_num_sequences
         self._max_beam_width = max_beam_width
@@ -151,7 +156,11 @@ class KVCacheManager:
         self._windows: list[tuple[WindowSize, WindowBlockManager]] = list(
             self._block_manager.window_block_managers.items()
         )
+        # Lengths, modulo the block, at which blocks may come or go: any with a sliding window, as a long prompt
+        # leaves it only once tokens are added.
         self._has_swa = any(manager.is_swa for _, manager in self._windows)
+        self._growth_phases = frozenset(range(tokens_per_block) if self._has_swa else (1 % tokens_per_block,))
+        self._has_recurrent = any(manager.is_recurrent_state for _, manager in self._windows)
         self._lock = threading.RLock()
         manager = self._block_manager
         self._pool_tensors = PoolTensors(
@@ -380,13 +389,8 @@ class KVCacheManager:
         llm_requests: Sequence[LlmRequest],
         sequences: Sequence[GenerationRequest],
     ) -> list[ClaimResult]:
-        return manager.plan_batch(
-            llm_requests,
-            self._effective_lengths(window_size, request_infos),
-            [beam_width for _, _, beam_width in request_infos],
-            self._enable_block_reuse,
-            [sequence.current_prepopulated_prompt_len for sequence in sequences],
-        )
+        limits = [sequence.current_prepopulated_prompt_len for sequence in sequences]
+        return self._plan_one_window(window_size, manager, list(zip(request_infos, llm_requests, strict=True)), limits)
 
     def _plan_batch(
         self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
@@ -403,26 +407,65 @@ class KVCacheManager:
                     f"request {request_id} has input length {input_length} and {beam_width} beams; "
                     f"give at least 1 token and 1 to {self._max_beam_width} beams"
                 )
-        beam_widths = [beam_width for _, _, beam_width in request_infos]
-        limits = [MAX_INT32] * len(request_infos)
-        plans = []
-        for window_size, manager in reversed(self._windows):
-            claims = manager.plan_batch(
-                llm_requests,
-                self._effective_lengths(window_size, request_infos),
-                beam_widths,
-                self._enable_block_reuse,
-                limits,
-            )
+        plans, limits = self._find_cached(request_infos, llm_requests)
+        for (_, manager), claims in zip(reversed(self._windows), plans, strict=True):
             manager.check_room(claims, self._enable_block_reuse)
-            limits = [claim.prepopulated_len for claim in claims]
-            plans.append(claims)
         if self._writes_prepopulated:
             for request, length in zip(llm_requests, limits, strict=True):
                 request.check_prepopulated_prompt_len(
                     length + self._num_connector_tokens(request, length), self._tokens_per_block
                 )
         return plans
+
+    def _find_cached(
+        self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
+    ) -> tuple[list[list[ClaimResult]], list[int]]:
+        """Claims per window, widest first, and how much of each prompt all windows have. Changes nothing.
+
+        A window may be content with a long match only: a sliding one leaves blocks out that a shorter prefix would
+        still see, recurrent states exist at some lengths only. When another window cuts the match, it is asked again.
+        """
+        batch = list(zip(request_infos, llm_requests, strict=True))
+        limits = [MAX_INT32] * len(batch)
+        caps, plans = [], []
+        for window_size, manager in reversed(self._windows):
+            caps.append(limits)
+            plans.append(self._plan_one_window(window_size, manager, batch, limits))
+            limits = [claim.prepopulated_len for claim in plans[-1]]
+        is_settled = not self._enable_block_reuse or not (self._has_swa or self._has_recurrent)
+        while not is_settled:
+            is_settled = True
+            for index, (window_size, manager) in enumerate(reversed(self._windows)):
+                is_cut = [
+                    claim.depends_on_length and claim.total_matched_tokens > limit
+                    for claim, limit in zip(plans[index], limits, strict=True)
+                ]
+                if any(is_cut):
+                    is_settled = False
+                    caps[index] = [
+                        limit if cut else cap for cut, limit, cap in zip(is_cut, limits, caps[index], strict=True)
+                    ]
+                    plans[index] = self._plan_one_window(window_size, manager, batch, caps[index])
+                    limits = [
+                        min(limit, claim.prepopulated_len) for limit, claim in zip(limits, plans[index], strict=True)
+                    ]
+        return plans, limits
+
+    def _plan_one_window(
+        self,
+        window_size: WindowSize,
+        manager: WindowBlockManager,
+        batch: Sequence[tuple[RequestInfo, LlmRequest]],
+        max_matched_tokens: Sequence[int],
+    ) -> list[ClaimResult]:
+        infos = [info for info, _ in batch]
+        return manager.plan_batch(
+            [request for _, request in batch],
+            self._effective_lengths(window_size, infos),
+            [beam_width for _, _, beam_width in infos],
+            self._enable_block_reuse,
+            max_matched_tokens,
+        )
 
     @property
     def _writes_prepopulated(self) -> bool:
@@ -460,26 +503,39 @@ class KVCacheManager:
     def add_token(self, request_id: RequestId) -> None:
         """Make room for one more token. C++: addToken.
 
-        Raises OutOfBlocksError if a window needs a block and has none.
+        Raises OutOfBlocksError if a window needs a block and has none. Most tokens only count, without the lock.
         """
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            sequence = self.get_sequence(request_id)
+        num_tokens = sequence.num_tokens + 1
+        if num_tokens % self._tokens_per_block not in self._growth_phases:
+            sequence.num_tokens = num_tokens
+            return
         with self._lock:
-            self._add_token(self.get_sequence(request_id))
+            self._grow(sequence)
 
     def add_tokens(self, request_ids: Iterable[RequestId]) -> None:
         """``add_token`` for a decode batch, in order; those before a failing one keep their token."""
+        sequences, tokens_per_block, growth_phases = self._sequences, self._tokens_per_block, self._growth_phases
         with self._lock:
             for request_id in request_ids:
-                self._add_token(self.get_sequence(request_id))
+                sequence = sequences.get(request_id)
+                if sequence is None:
+                    sequence = self.get_sequence(request_id)
+                num_tokens = sequence.num_tokens + 1
+                if num_tokens % tokens_per_block in growth_phases:
+                    self._grow(sequence)
+                else:
+                    sequence.num_tokens = num_tokens
 
-    def _add_token(self, sequence: GenerationRequest) -> None:
-        if sequence.num_tokens % self._tokens_per_block == 0 or self._has_swa:
-            if not self._compatibility:
-                for _, manager in self._windows:
-                    manager.check_can_add_token(sequence)
-            sequence.num_tokens += 1
-            self._block_manager.adjust_blocks_if_needed(sequence)
-        else:
-            sequence.num_tokens += 1
+    def _grow(self, sequence: GenerationRequest) -> None:
+        """One more token where a window may take or let go of a block."""
+        if not self._compatibility:
+            for _, manager in self._windows:
+                manager.check_can_add_token(sequence)
+        sequence.num_tokens += 1
+        self._block_manager.adjust_blocks_if_needed(sequence)
 
     def rewind_kv_cache(self, request_id: RequestId, rewind_lengths: int) -> None:
         """Drop the last tokens of a sequence, with blocks no longer needed; unknown ids are ignored.
@@ -596,7 +652,7 @@ class KVCacheManager:
 
         C++: copyLinearAttentionBlock.
         """
-        if not self._enable_block_reuse:
+        if not self._enable_block_reuse and (self._compatibility or llm_request.request_id not in self._sequences):
             return False
         with self._lock:
             sequence = self.get_sequence(llm_request.request_id)
@@ -639,9 +695,15 @@ class KVCacheManager:
     # -- budgets --------------------------------------------------------------------------------------------
 
     def set_spec_decoding_budget(self, num_extra_kv_tokens: int, draft_token_reserve: int) -> None:
-        """Tokens that budgets add to every prompt, and drafts to reckon with at least. C++: setSpecDecodingBudget."""
+        """Tokens that budgets add to every prompt, and drafts to reckon with at least. C++: setSpecDecodingBudget.
+
+        Sliding windows keep that many tokens more, so that rejected drafts can be rewound.
+        """
         self._num_extra_kv_tokens = num_extra_kv_tokens
         self._draft_token_reserve = draft_token_reserve
+        if not self._compatibility:
+            for _, manager in self._windows:
+                manager.sequences.rewind_reserve = draft_token_reserve
 
     def analyze_prefix_reuse(
         self, llm_request: LlmRequest, tokens: Sequence[TokenId] | None = None
@@ -663,12 +725,9 @@ class KVCacheManager:
         if not self._enable_block_reuse:
             return 0
         with self._lock:
-            limit = MAX_INT32
-            for window_size, manager in reversed(self._windows):
-                length = min(llm_request.prompt_len, self.window_sizes_metadata[window_size].max_token_num)
-                (claim,) = manager.plan_batch([llm_request], [length], [llm_request.beam_width], True, [limit])
-                limit = claim.prepopulated_len
-            return limit
+            info = (llm_request.request_id, llm_request.prompt_len, llm_request.beam_width)
+            _, limits = self._find_cached([info], [llm_request])
+            return limits[0]
 
     def _uses_summary(self, llm_request: LlmRequest) -> bool:
         return self._enable_block_reuse and not self.is_variable_window and not self.cross_kv
@@ -703,12 +762,10 @@ class KVCacheManager:
         tokens_per_block = self._tokens_per_block
         linear = self._block_manager.linear_attention_metadata
         if window_size == RECURRENT_STATES and linear is not None and not self._compatibility:
-            return linear.calc_num_blocks_needed_for_req(
-                llm_request.prompt_len, tokens_per_block, self._enable_block_reuse
-            )
+            return self._count_states(llm_request, linear)
         length = llm_request.encoder_output_len if self.cross_kv else llm_request.prompt_len
-        num_drafts = max(llm_request.num_draft_tokens, self._draft_token_reserve)
-        cached_len = min(length, window_size + self._chunk_size) + self._num_extra_kv_tokens + num_drafts
+        most_tokens = self._most_context_tokens(window_size)
+        cached_len = min(length, most_tokens) + self._num_tokens_behind(llm_request)
         if window_size == RECURRENT_STATES and linear is not None:
             return linear.calc_num_blocks_needed_for_req(cached_len, tokens_per_block, self._enable_block_reuse)
         num_shared = cached_len // tokens_per_block
@@ -716,34 +773,57 @@ class KVCacheManager:
         if not credit_reuse or not self._uses_summary(llm_request):
             return required
         summary = self.analyze_prefix_reuse(llm_request) if cached_summary is None else cached_summary
-        input_len = min(llm_request.prompt_len, window_size + self._chunk_size)
+        input_len = min(llm_request.prompt_len, most_tokens)
         if input_len < 1:
             raise InvalidInputError(f"request {llm_request.request_id} has an empty prompt; give at least 1 token")
         limit = min(num_shared, (input_len - 1) // tokens_per_block)
         llm_request.set_estimated_reusable_tokens(min(summary.reusable_blocks_all, limit) * tokens_per_block)
         return required - min(summary.reusable_blocks_allocated, limit)
 
-    def _needed_for_generation(
-        self, llm_request: LlmRequest, two_steps_look_ahead: bool, window_size: WindowSize
-    ) -> int:
-        tokens_per_block = self._tokens_per_block
-        num_tokens = self.get_sequence(llm_request.request_id).num_tokens
-        linear = self._block_manager.linear_attention_metadata
-        if window_size == RECURRENT_STATES and linear is not None:
-            return linear.calc_num_additional_blocks_needed_for_req(
-                num_tokens, llm_request.prompt_len, tokens_per_block, self._enable_block_reuse
-            )
+    def _num_tokens_behind(self, llm_request: LlmRequest) -> int:
+        """Slots behind a request's tokens: the extra ones and those of its drafts."""
+        return self._num_extra_kv_tokens + max(llm_request.num_draft_tokens, self._draft_token_reserve)
+
+    def _most_context_tokens(self, window_size: WindowSize) -> int:
+        """Prompt tokens that take blocks at admission: a sliding window lets go of the first ones only later.
+
+        The recorded budgets reckon with a window and a chunk, and so admit more than fits.
+        """
+        if self._compatibility:
+            return window_size + self._chunk_size
+        return self._get_window_metadata(window_size).max_token_num
+
+    def _get_window_metadata(self, window_size: WindowSize) -> WindowSizeMetadata:
         metadata = self.window_sizes_metadata.get(window_size)
         if metadata is None:
             raise UnknownIdError(
                 f"window {window_size} is not managed; choose one of {list(self.window_sizes_metadata)}"
             )
+        return metadata
+
+    def _needed_for_generation(
+        self, llm_request: LlmRequest, two_steps_look_ahead: bool, window_size: WindowSize
+    ) -> int:
+        tokens_per_block = self._tokens_per_block
+        sequence = self.get_sequence(llm_request.request_id)
+        num_tokens = sequence.num_tokens
+        linear = self._block_manager.linear_attention_metadata
+        if window_size == RECURRENT_STATES and linear is not None:
+            if not self._compatibility:
+                return self._states_to_come(sequence, llm_request)
+            return linear.calc_num_additional_blocks_needed_for_req(
+                num_tokens, llm_request.prompt_len, tokens_per_block, self._enable_block_reuse
+            )
+        metadata = self._get_window_metadata(window_size)
         tokens_per_step = max(llm_request.num_draft_tokens, self._draft_token_reserve) + 1
         num_next = min(
             num_tokens + (2 if two_steps_look_ahead else 1) * tokens_per_step,
             metadata.max_blocks_per_seq * tokens_per_block,
         )
         new_blocks = ceil_div(num_next, tokens_per_block) - ceil_div(num_tokens, tokens_per_block)
+        if metadata.is_swa and not self._compatibility:
+            manager = self._block_manager.get_window_block_manager(window_size)
+            new_blocks = max(new_blocks - manager.sequences.count_freed_by_sliding(sequence, num_next), 0)
         return new_blocks * llm_request.beam_width
 
     def get_remaining_blocks_to_completion(
@@ -771,11 +851,16 @@ class KVCacheManager:
         linear = self._block_manager.linear_attention_metadata
         if linear is None:
             raise UnknownIdError("there is no recurrent window; ask for one of the attention windows")
+        if not self._compatibility:
+            sequence = self._sequences.get(llm_request.request_id)
+            if sequence is None:
+                return self._count_states(llm_request, linear)
+            return self._states_to_come(sequence, llm_request)
         if llm_request.is_generation_in_progress_state:
             return linear.calc_num_additional_blocks_needed_for_req(
                 llm_request.get_num_tokens(0), llm_request.prompt_len, self._tokens_per_block, self._enable_block_reuse
             )
-        if llm_request.is_context_finished and self._compatibility:
+        if llm_request.is_context_finished:
             return None
         if llm_request.request_id in self._sequences:
             return 0
@@ -783,12 +868,27 @@ class KVCacheManager:
             llm_request.prompt_len, self._tokens_per_block, self._enable_block_reuse
         )
 
+    def _count_states(self, llm_request: LlmRequest, linear: LinearAttentionMetadata) -> int:
+        return linear.count_states(
+            llm_request.prompt_len, self._tokens_per_block, self._enable_block_reuse, llm_request.beam_width
+        )
+
+    def _states_to_come(self, sequence: GenerationRequest, llm_request: LlmRequest) -> int:
+        recurrent = self._block_manager.get_window_block_manager(RECURRENT_STATES).recurrent
+        if recurrent is None:
+            return 0
+        return recurrent.num_blocks_to_come(sequence, llm_request.prompt_len, self._enable_block_reuse)
+
     def _remaining_attention(
         self, llm_request: LlmRequest, window_size: WindowSize, cached_summary: PrefixReuseSummary | None
     ) -> int:
         tokens_per_block = self._tokens_per_block
         prompt_len, beam_width = llm_request.prompt_len, llm_request.beam_width
         final_len = prompt_len + llm_request.max_new_tokens
+        if not self._compatibility:
+            final_len += self._num_tokens_behind(llm_request)
+        if final_len > window_size and not self._compatibility:
+            return self._remaining_sliding(llm_request, window_size, cached_summary)
         held_tokens = window_size + self._chunk_size
         num_context = trunc_div(min(prompt_len, held_tokens), tokens_per_block)
         num_total = -trunc_div(-min(final_len, held_tokens), tokens_per_block)
@@ -821,14 +921,44 @@ class KVCacheManager:
             return num_context - num_reusable - num_allocated + (num_total - num_context + num_extra) * beam_width
         return (num_total - num_reusable - num_allocated + num_extra) * beam_width
 
+    def _remaining_sliding(
+        self, llm_request: LlmRequest, window_size: WindowSize, cached_summary: PrefixReuseSummary | None
+    ) -> int:
+        """Blocks until completion of a sequence that outgrows its window, so that it never lacks one. Not negative.
+
+        It holds its whole prompt at first, then a window and a block. Blocks that others hold too count as not held,
+        since they do not become free when this sequence leaves them.
+        """
+        tokens_per_block = self._tokens_per_block
+        prompt_len = min(llm_request.prompt_len, self._get_window_metadata(window_size).max_token_num)
+        final_len = llm_request.prompt_len + llm_request.max_new_tokens + self._num_tokens_behind(llm_request)
+        most_blocks = ceil_div(min(final_len, window_size + tokens_per_block - 1), tokens_per_block)
+        sequence = self._sequences.get(llm_request.request_id)
+        if sequence is not None:
+            num_held = self._block_manager.get_window_block_manager(window_size).sequences.count_held_alone(sequence)
+            return max(most_blocks * llm_request.beam_width - num_held, 0)
+        if self._uses_summary(llm_request) and llm_request.is_context_init_state:
+            summary = self.analyze_prefix_reuse(llm_request) if cached_summary is None else cached_summary
+            num_reusable = min(summary.reusable_blocks_all, (prompt_len - 1) // tokens_per_block)
+            llm_request.set_estimated_reusable_tokens(num_reusable * tokens_per_block)
+        return max(most_blocks, ceil_div(prompt_len, tokens_per_block)) * llm_request.beam_width
+
     def get_max_capacity_batch_size(self, input_length: int, output_length: int) -> int:
         """Sequences of these lengths that fit at once: the minimum over windows. C++: getMaxCapacityBatchSize."""
         return min(
-            metadata.allotted_primary_blocks
-            // capacity_estimation.calculate_max_block_requirements(
-                input_length, output_length, 0, window_size, self._max_beam_width, self._tokens_per_block
-            )
+            metadata.allotted_primary_blocks // self._max_blocks_of(window_size, input_length, output_length)
             for window_size, metadata in self.window_sizes_metadata.items()
+        )
+
+    def _max_blocks_of(self, window_size: WindowSize, input_length: int, output_length: int) -> int:
+        """Blocks that a sequence of these lengths holds at most in a window."""
+        linear = self._block_manager.linear_attention_metadata
+        if window_size == RECURRENT_STATES and linear is not None and not self._compatibility:
+            return linear.count_states(
+                input_length, self._tokens_per_block, self._enable_block_reuse, self._max_beam_width
+            )
+        return capacity_estimation.calculate_max_block_requirements(
+            input_length, output_length, 0, window_size, self._max_beam_width, self._tokens_per_block
         )
 
     # -- scheduling simulation --------------------------------------------------------------------------------

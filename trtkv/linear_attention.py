@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trtkv.common import RECURRENT_STATES, WindowSize, trunc_div, trunc_mod
+from trtkv.common import RECURRENT_STATES, WindowSize, ceil_div, trunc_div, trunc_mod
 from trtkv.errors import ConfigurationError
 
 
@@ -40,8 +40,29 @@ class LinearAttentionMetadata:
             return True
         return self.states_snapshot_interval > 0 and end % self.states_snapshot_interval == 0
 
+    def count_states(self, prompt_len: int, tokens_per_block: int, enable_reuse: bool, beam_width: int = 1) -> int:
+        """Blocks with a state that a prompt takes up to its first generated token, without hits.
+
+        Those that admission takes, and new live blocks if the prompt ends a block: one per beam, or one fewer where
+        the last one is not kept as a snapshot.
+        """
+        width = tokens_per_block
+        last_end = ceil_div(prompt_len, width) * width
+        if not enable_reuse:
+            return beam_width
+        interval = self.states_snapshot_interval
+        count = last_end // interval if interval > 0 else 0
+        count += not interval or last_end % interval > 0
+        last_full = prompt_len // width * width
+        if self.save_last_snapshot and 0 < last_full < last_end:
+            count += not interval or last_full % interval > 0
+        return count + (beam_width if last_end == prompt_len else beam_width - 1)
+
     def calc_num_blocks_needed_for_req(self, prompt_len: int, tokens_per_block: int, enable_reuse: bool) -> int:
-        """Blocks with a state that a prompt of this length takes."""
+        """Blocks with a state as the reference counts them for budgets.
+
+        It leaves out the live block of a prompt that ends inside a block, and all beams but one; see ``count_states``.
+        """
         if not enable_reuse:
             return 1
         interval = self.states_snapshot_interval
@@ -56,7 +77,7 @@ class LinearAttentionMetadata:
     def calc_num_additional_blocks_needed_for_req(
         self, num_tokens: int, prompt_len: int, tokens_per_block: int, enable_reuse: bool
     ) -> int:
-        """Blocks still to come while generating: one when the prompt ends on a block boundary."""
+        """Blocks still to come while generating, as the reference counts them: one if the prompt ends a block."""
         return int(enable_reuse and prompt_len % tokens_per_block == 0 and num_tokens <= prompt_len + 1)
 
     def calc_max_memory_blocks(

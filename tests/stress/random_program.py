@@ -90,6 +90,7 @@ class RandomProgram:
         self.windows = windows
         self.requests: dict[int, LlmRequest] = {}
         self.pinned: list[int] = []
+        self.rewound: set[int] = set()
         self.prompts: list[list[int]] = []
         self.next_id = 0
         self.num_failed = 0
@@ -237,6 +238,7 @@ class RandomProgram:
         num_tokens = self.rng.randint(1, 5)
         if num_tokens <= len(generated):
             self.manager.rewind_kv_cache(request.request_id, num_tokens)
+            self.rewound.add(request.request_id)
             request.set_generated_tokens([generated[: len(generated) - num_tokens]])
             if self.memory is not None:
                 self.memory.num_computed[request.request_id] -= num_tokens
@@ -264,6 +266,8 @@ class RandomProgram:
         window = self.rng.choice(self.windows)
         block_manager = self.manager.block_manager
         block = block_manager.get_block_by_id(self.rng.randrange(self.shape.blocks_per_window[window][0]), window)
+        if self.memory is not None and block.has_refs:
+            return  # a held block belongs on the primary level; whoever moves it has to write its table anew
         if self.shape.blocks_per_window[window][1]:
             block_manager.offload_block(block, window)
 

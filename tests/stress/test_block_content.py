@@ -6,6 +6,7 @@ import pytest
 
 from tests.stress.manager_tree import read_trees
 from tests.stress.random_program import RandomProgram
+from trtkv.invariants import check_invariants
 
 
 @pytest.mark.parametrize("seed", range(100, 140))
@@ -21,5 +22,6 @@ def test_blocks_hold_what_their_keys_say(seed: int) -> None:
             for request in program.requests.values():
                 memory.check_sequence(program.manager, request, num_computed[request.request_id])
             read_trees(program.manager)
+            check_invariants(program.manager, program.requests, rewound=program.rewound)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, step {step}, {action}: {error}") from error

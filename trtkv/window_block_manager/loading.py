@@ -59,6 +59,7 @@ class ClaimResult:
 
     __slots__ = (
         "beam_width",
+        "depends_on_length",
         "directory",
         "input_length",
         "is_partial",
@@ -92,6 +93,8 @@ class ClaimResult:
         self.needs_copy = False
         self.should_release_copy_source = False
         self.total_matched_tokens = 0
+        self.depends_on_length = False
+        """Whether the match is of no use when fewer than ``total_matched_tokens`` are taken from it."""
         self.prepopulated_len = 0
 
 
@@ -192,6 +195,14 @@ class BlockLoader:
         return keys
 
     def _take_matches(self, result: ClaimResult, matches: ReuseMatches) -> None:
+        if self._settings.is_recurrent_state and not self._settings.compatibility:
+            # What lies behind the last state is no use; the request may want states of its own there.
+            while matches.blocks and matches.blocks[-1].is_placeholder:
+                matches.blocks.pop()
+            matches.total_matched_tokens = len(matches.blocks) * self._settings.tokens_per_block
+            result.depends_on_length = True
+        elif self._settings.is_swa:
+            result.depends_on_length = any(block.is_placeholder for block in matches.blocks)
         result.total_matched_tokens = matches.total_matched_tokens
         result.matched = matches.blocks
         if len(matches.blocks) > result.num_shared_context_blocks:
@@ -333,6 +344,8 @@ class BlockLoader:
             before = self._counters.snapshot()
             self._onboard_and_allocate(sequence, claim, is_enable_block_reuse)
             prepopulated = claim.prepopulated_len
+            if not self._settings.compatibility:
+                prepopulated = min(prepopulated, sequence.current_prepopulated_prompt_len)
             sequence.set_current_prepopulated_prompt_len(prepopulated)
             self._counters.reused_tokens += prepopulated
             self._counters.total_input_tokens += claim.input_length

@@ -103,16 +103,6 @@ class WindowBlockManager:
             event_manager,
             self.counters,
         )
-        self.storer = BlockStorer(
-            settings,
-            self.matcher,
-            self.claimer,
-            self.eviction_policy,
-            self.sequences,
-            event_manager,
-            self.get_block_by_id,
-            settings.num_channels == 1,
-        )
         self.releaser = BlockReleaser(settings, self.matcher, self.claimer, self.eviction_policy, self.sequences)
         metadata = settings.linear_attention_metadata
         self.recurrent = (
@@ -127,6 +117,17 @@ class WindowBlockManager:
                 self.sequences,
                 self.transfer_manager,
             )
+        )
+        self.storer = BlockStorer(
+            settings,
+            self.matcher,
+            self.claimer,
+            self.eviction_policy,
+            self.sequences,
+            event_manager,
+            self.get_block_by_id,
+            settings.num_channels == 1,
+            self.recurrent,
         )
         if event_manager is not None:
             event_manager.enqueue_created_event(
@@ -296,7 +297,10 @@ class WindowBlockManager:
         else:
             self.sequences.allocate_block(sequence, window, share_among_beams=sequence.beam_width == 1)
         self.counters.gen_alloc += 1
-        write_slot_at(window, sequence.beam_width, len(window.block_ids[0]) - 1)
+        last = len(window.block_ids[0]) - 1
+        if self.recurrent is not None and last and not self.settings.compatibility:
+            write_slot_at(window, sequence.beam_width, last - 1)  # a placeholder may have been put there
+        write_slot_at(window, sequence.beam_width, last)
 
     def release_last_block(self, sequence: GenerationRequest) -> None:
         """Drop the last block. C++: releaseLastBlock."""
@@ -331,6 +335,8 @@ class WindowBlockManager:
         if request is not None and not self.settings.is_recurrent_state:
             self.storer.store_blocks_for_reuse(sequence, request)
         self.releaser.release_blocks(sequence.request_id)
+        if self.recurrent is not None:
+            self.recurrent.forget(sequence.request_id)
 
     def describe_cached_blocks(self) -> list[KVCacheStoredData]:
         """What is in the tree, one stored event a block, each behind its ancestors. Changes nothing."""
@@ -364,6 +370,8 @@ class WindowBlockManager:
             for block in reversed(self.matcher.list_blocks()):
                 self.claimer.remove_from_tree(block)
         self.matcher.set_tree(tree, create_root_block(self.settings.channel))
+        for window in self.sequences.allocated_blocks_per_seq.values():
+            window.num_stored = 0
 
     def offload_block(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> None:
         """Move a primary block to the secondary level."""

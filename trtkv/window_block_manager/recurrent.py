@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from trtkv.common import PLACEHOLDER_LEVEL, PRIMARY_LEVEL
+from collections.abc import Sequence
+
+from trtkv.common import PLACEHOLDER_LEVEL, PRIMARY_LEVEL, RequestId
 from trtkv.errors import OutOfBlocksError, UnknownIdError, check
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest, SequenceWindow
-from trtkv.kv_cache_block import KVCacheBlock
+from trtkv.kv_cache_block import KVCacheBlock, create_swa_placeholder
 from trtkv.kv_cache_transfer_manager import KVCacheTransferManager
 from trtkv.linear_attention import LinearAttentionMetadata
 from trtkv.llm_request import LlmRequest
@@ -20,7 +22,8 @@ class RecurrentStates:
     """What only the recurrent-state window does. C++: the linear-attention parts of WindowBlockManager.
 
     By default a block that is cached as a snapshot is never written again: at the next decode boundary the
-    sequence takes a new live block and the state is copied into it.
+    sequence takes a new live block and the state is copied into it. And a block is only cached if a state was left
+    in it: steps that pass over a snapshot position leave none there.
     """
 
     def __init__(
@@ -40,6 +43,8 @@ class RecurrentStates:
         self._policy = policy
         self._sequences = sequences
         self._transfer_manager = transfer_manager
+        self._no_state = create_swa_placeholder()  # stands where nothing may be stored
+        self._step_starts: dict[RequestId, set[int]] = {}  # prompt positions at which context steps began
 
     # -- decoding ---------------------------------------------------------------------------------
 
@@ -57,14 +62,18 @@ class RecurrentStates:
         real = beam_width
         if window.held and not self._keeps_snapshot(sequence, window):
             placeholders = 1
-            last = window.held[-beam_width:]
-            real = beam_width - 1 if beam_width > 1 and all(block is last[0] for block in last) else 0
+            real = beam_width - 1 if self._is_shared(window.held[-beam_width:]) else 0
         free = self._policy.get_num_free_blocks(PRIMARY_LEVEL), self._policy.get_num_free_blocks(PLACEHOLDER_LEVEL)
         if free[0] < real or free[1] < placeholders:
             raise OutOfBlocksError(
                 f"the recurrent window has {free[0]} free blocks and {free[1]} placeholders, request "
                 f"{sequence.request_id} needs {real} and {placeholders}; pause a sequence or enlarge the pool"
             )
+
+    @staticmethod
+    def _is_shared(last_blocks: Sequence[KVCacheBlock]) -> bool:
+        """Whether several beams have one last block between them."""
+        return len(last_blocks) > 1 and all(block is last_blocks[0] for block in last_blocks)
 
     def allocate_block(self, sequence: GenerationRequest, window: SequenceWindow) -> None:
         """Grow by one position: a placeholder before the live block, or a new live block after a snapshot."""
@@ -87,7 +96,7 @@ class RecurrentStates:
         """
         beam_width = sequence.beam_width
         last_blocks = window.held[-beam_width:]
-        is_shared = beam_width > 1 and all(block is last_blocks[0] for block in last_blocks)
+        is_shared = self._is_shared(last_blocks)
         placeholder = self._claimer.get_free_block(want_placeholder=True)
         del window.held[-beam_width:]
         for ids in window.block_ids:
@@ -102,8 +111,27 @@ class RecurrentStates:
             last.compute_hash()
             last.dec_ref_count()
         for beam_idx, last in enumerate(last_blocks):
-            block = self._sequences.take_decode_block(sequence) if is_shared and beam_idx else last
+            block = last
+            if is_shared and beam_idx:
+                block = self._sequences.take_decode_block(sequence)
+                if not self._settings.compatibility:
+                    self._copy_state(last, block, sequence)
             add_block_to_beam(block, window, beam_idx, beam_width)
+
+    def num_blocks_to_come(self, sequence: GenerationRequest, prompt_len: int, enable_reuse: bool) -> int:
+        """Blocks with memory that a sequence will still take: new live blocks behind a prompt that ends a block.
+
+        Exact for the next decode boundary. A sequence that is stored while it generates takes more, one per
+        boundary at which it was stored. Placeholders are not counted.
+        """
+        window, beam_width = sequence.get_window(self._settings.window_size), sequence.beam_width
+        if sequence.num_tokens % self._settings.tokens_per_block:
+            return 0
+        if window.held and self._keeps_snapshot(sequence, window):
+            return beam_width
+        if sequence.num_tokens > prompt_len:
+            return 0
+        return beam_width if enable_reuse else beam_width - 1
 
     # -- state copies -----------------------------------------------------------------------------
 
@@ -121,11 +149,23 @@ class RecurrentStates:
         """Carry the state over a block boundary; whether a copy was issued. C++: copyLinearAttentionBlock.
 
         Call it before every forward step. In the context stage the state of the block just ended goes to the
-        next block with memory; at the first generated token of an aligned prompt beam 0's goes to the others.
+        next block with memory; at the first generated token beam 0's goes to the other beams.
         """
         window = self._sequences.allocated_blocks_per_seq.get(request.request_id)
         if window is None:
             return False
+        if self._settings.compatibility:
+            return self._copy_as_recorded(sequence, request, window)
+        position, prompt_len = request.context_current_position, request.prompt_len
+        if not request.is_context_init_state or position >= prompt_len:
+            # Beams of a prompt that ends a block got their state with their live blocks.
+            is_first = request.get_num_tokens(0) == prompt_len + 1 and prompt_len % self._settings.tokens_per_block
+            return bool(is_first) and self._copy_to_other_beams(sequence, window)
+        self._step_starts.setdefault(request.request_id, set()).add(position)
+        block_idx, inside = divmod(position, self._settings.tokens_per_block)
+        return block_idx > 0 and not inside and self._copy_to_next_block(sequence, window, block_idx - 1)
+
+    def _copy_as_recorded(self, sequence: GenerationRequest, request: LlmRequest, window: SequenceWindow) -> bool:
         tokens_per_block, prompt_len = self._settings.tokens_per_block, request.prompt_len
         finished = request.is_context_finished
         position = request.get_num_tokens(0) if finished else request.context_current_position
@@ -136,15 +176,10 @@ class RecurrentStates:
         return self._copy_to_next_block(sequence, window, position // tokens_per_block - 1)
 
     def _copy_to_other_beams(self, sequence: GenerationRequest, window: SequenceWindow) -> bool:
-        beam_width = sequence.beam_width
-        if beam_width == 1:
-            return False
-        first, *others = window.held[-beam_width:]
-        if not self._settings.compatibility and window.held[-beam_width - 1]._lookup_node is not None:
-            return False  # each beam received the snapshot when its live block was taken
-        for block in others:
-            self._copy_state(first, block, sequence)
-        return True
+        last_blocks = window.held[-sequence.beam_width :]
+        for block in last_blocks[1:]:
+            self._copy_state(last_blocks[0], block, sequence)
+        return len(last_blocks) > 1
 
     def _copy_to_next_block(self, sequence: GenerationRequest, window: SequenceWindow, prev_index: int) -> bool:
         beam_width = sequence.beam_width
@@ -161,11 +196,32 @@ class RecurrentStates:
             behind = blocks[prev_index + 1 :]
             target = next((block for block in behind if not block.is_placeholder), behind[-1] if behind else None)
             if target is None:
-                if not self._settings.compatibility:
-                    continue
                 check(False, f"request {sequence.request_id} has no block behind its state to copy to")
             pair = (source._block_id, target._block_id)  # type: ignore[union-attr]
             if pair not in done:
                 self._copy_state(source, target, sequence)  # type: ignore[arg-type]
                 done.add(pair)
         return bool(done)
+
+    # -- what may be stored -----------------------------------------------------------------------
+
+    def storable_blocks(self, sequence: GenerationRequest, request: LlmRequest) -> list[KVCacheBlock]:
+        """Beam 0's blocks by position, with a stand-in at positions of the prompt where no step ended.
+
+        Steps are known from the calls of ``copy_linear_attention_block``; without any, every block counts.
+        """
+        blocks = sequence.get_window(self._settings.window_size).held[:: sequence.beam_width]
+        starts = self._step_starts.get(request.request_id)
+        if not starts or self._settings.compatibility:
+            return blocks
+        tokens_per_block = self._settings.tokens_per_block
+        first = min(starts)
+        for index, block in enumerate(blocks):
+            end = (index + 1) * tokens_per_block
+            if first < end < request.prompt_len and end not in starts and not block.is_placeholder:
+                blocks[index] = self._no_state
+        return blocks
+
+    def forget(self, request_id: RequestId) -> None:
+        """Drop what is known of the steps of a removed sequence."""
+        self._step_starts.pop(request_id, None)

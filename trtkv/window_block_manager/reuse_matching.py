@@ -38,6 +38,9 @@ class ReuseMatcher:
     ) -> None:
         self._settings = settings
         self._placeholder = placeholder
+        self._is_swa = settings.is_swa
+        # Only the last recurrent state of a prefix counts, so a missing one is no hole.
+        self._passes_missing = settings.is_swa or (settings.is_recurrent_state and not settings.compatibility)
         self.set_tree(tree, root_block)
 
     def set_tree(self, tree: UnifiedBlockTree, root_block: KVCacheBlock) -> None:
@@ -56,10 +59,10 @@ class ReuseMatcher:
         """Cached blocks for the longest usable prefix of the keys; the walk stops at an empty key.
 
         Full attention stops at the first node without a block. A sliding window passes such holes, and
-        accepts a prefix only if the last hole lies a whole window before its end.
+        accepts a prefix only if the last hole lies a whole window before its end. Recurrent states pass them too.
         """
         channel = self._settings.channel
-        if channel == 0 and not self._settings.is_swa and max_matched_tokens == MAX_INT32:
+        if channel == 0 and not self._passes_missing and max_matched_tokens == MAX_INT32:
             return self._find_unbounded(keys, enable_partial_reuse, copy_on_partial_reuse)
         return self._find(keys, enable_partial_reuse, copy_on_partial_reuse, max_matched_tokens)
 
@@ -110,7 +113,7 @@ class ReuseMatcher:
         copy_on_partial_reuse: bool,
         max_matched_tokens: int,
     ) -> ReuseMatches:
-        channel, is_swa, window_size = self._settings.channel, self._settings.is_swa, self._settings.window_size
+        channel, is_swa, window_size = self._settings.channel, self._is_swa, self._settings.window_size
         result = ReuseMatches()
         node: LookupNodePtr = self.tree.root
         blocks: list[KVCacheBlock] = []
@@ -136,10 +139,11 @@ class ReuseMatcher:
                 break
             block = child.get_value(channel)
             if block is None:
-                if not is_swa:
+                if not self._passes_missing:
                     break
                 block = self._placeholder
-                end_of_last_hole = tokens + num_tokens
+                if is_swa:
+                    end_of_last_hole = tokens + num_tokens
             tokens += num_tokens
             blocks.append(block)
             node = child

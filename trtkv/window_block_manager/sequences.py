@@ -66,6 +66,9 @@ class SequenceBlocks:
         self._claimer = claimer
         self._policy = policy
         self.allocated_blocks_per_seq: dict[RequestId, SequenceWindow] = {}
+        self.rewind_reserve = 0
+        """Tokens by which a sequence may be rewound: a sliding window keeps that many more."""
+        self.pin_counts: dict[KVCacheBlock, int] = {}  # references that belong to no sequence
 
     def get_window(self, request_id: RequestId) -> SequenceWindow:
         """Blocks that a sequence holds in this window."""
@@ -74,6 +77,22 @@ class SequenceBlocks:
         except KeyError:
             raise UnknownIdError(f"request {request_id} holds no blocks; add its sequence first") from None
 
+    # -- pins -------------------------------------------------------------------------------------
+
+    def add_pin(self, block: KVCacheBlock) -> None:
+        """Add a reference that outlives sequences; the block must not be queued."""
+        block._ref_count += 1
+        self.pin_counts[block] = self.pin_counts.get(block, 0) + 1
+
+    def drop_pin(self, block: KVCacheBlock) -> None:
+        """Drop such a reference; a block nobody else holds goes to the back of its queue."""
+        block.dec_ref_count()
+        count = self.pin_counts.pop(block, 0)
+        if count > 1:
+            self.pin_counts[block] = count - 1
+        if not block._ref_count:
+            self._policy.release_block(block)
+
     # -- growing ----------------------------------------------------------------------------------
 
     def num_detachable(self, sequence: GenerationRequest, window: SequenceWindow, num_tokens: int) -> int:
@@ -81,8 +100,21 @@ class SequenceBlocks:
         settings = self._settings
         if not settings.is_swa:
             return 0
-        excess = num_tokens - window.num_front_blocks_removed * settings.tokens_per_block - settings.window_size
+        num_held = num_tokens - window.num_front_blocks_removed * settings.tokens_per_block
+        excess = num_held - settings.window_size - self.rewind_reserve
         return max(0, excess // settings.tokens_per_block)
+
+    def count_freed_by_sliding(self, sequence: GenerationRequest, num_tokens: int) -> int:
+        """Blocks that become free when the window moves to this length; those others hold do not."""
+        window = sequence.get_window(self._settings.window_size)
+        first = window.num_front_blocks_removed
+        num_detached = self.num_detachable(sequence, window, num_tokens)
+        return sum(block._ref_count == 1 for block in window.held[first : first + num_detached])
+
+    def count_held_alone(self, sequence: GenerationRequest) -> int:
+        """Blocks of a sequence that nobody else holds."""
+        window = sequence.get_window(self._settings.window_size)
+        return sum(block._ref_count == 1 for block in window.held[window.num_front_blocks_removed :])
 
     def check_can_add_token(self, sequence: GenerationRequest) -> None:
         """Raise what the next ``adjust_blocks_if_needed`` would raise, before anything is changed."""
@@ -96,8 +128,7 @@ class SequenceBlocks:
             )
         if (num_tokens - 1) % settings.tokens_per_block:
             return
-        first = window.num_front_blocks_removed
-        freed = sum(block._ref_count == 1 for block in window.held[first : first + num_detached])
+        freed = self.count_freed_by_sliding(sequence, num_tokens)
         free = self._policy.get_num_free_blocks(0) + freed
         if free < sequence.beam_width:
             raise OutOfBlocksError(
@@ -162,19 +193,30 @@ class SequenceBlocks:
         """Raise, before anything is changed, if cutting the last tokens would reach blocks no longer held."""
         window = self.get_window(sequence.request_id)
         last = sequence.num_tokens
-        kept = last - num_tokens
-        num_blocks = sum(self.ends_block(length) for length in range(kept, last))
+        num_blocks = sum(self.ends_block(length) for length in range(last - num_tokens, last))
+        if self._settings.is_recurrent_state:
+            if num_blocks >= len(window.held):
+                raise InvalidInputError(
+                    f"rewinding request {sequence.request_id} by {num_tokens} tokens leaves no recurrent state; "
+                    "rewind by fewer, or remove the sequence"
+                )
+            return
         first_kept = len(window.held) - num_blocks
         if num_blocks and (first_kept < 0 or window.held[first_kept]._block_id == PLACEHOLDER_BLOCK_ID):
-            self._raise_left_window(sequence, num_tokens)
-        if num_tokens and self._settings.is_swa:
-            # The next token attends to the window that ends with it, so the window moves back as well.
-            first_needed = max(0, kept + 1 - self._settings.window_size) // self._settings.tokens_per_block
-            needed = window.held[first_needed : ceil_div(kept, self._settings.tokens_per_block)]
-            if any(block._block_id == PLACEHOLDER_BLOCK_ID for block in needed):
-                self._raise_left_window(sequence, num_tokens)
+            raise InvalidInputError(
+                f"rewinding request {sequence.request_id} by {num_tokens} tokens reaches blocks that left the window "
+                f"of {self._settings.window_size} tokens; rewind by fewer"
+            )
+        kept = last - num_tokens
+        first_seen = max(0, kept + 1 - self._settings.window_size) // self._settings.tokens_per_block
+        last_seen = ceil_div(kept, self._settings.tokens_per_block)
+        if any(block._block_id == PLACEHOLDER_BLOCK_ID for block in window.held[first_seen:last_seen]):
+            raise InvalidInputError(
+                f"rewinding request {sequence.request_id} to {kept} tokens needs tokens that left the window of "
+                f"{self._settings.window_size}; give set_spec_decoding_budget a reserve of {num_tokens} draft tokens"
+            )
         index, inside = divmod(kept, self._settings.tokens_per_block)
-        if not inside or self._settings.is_recurrent_state or index >= len(window.held):
+        if not inside or index >= len(window.held):
             return
         block = window.held[index]
         if block._ref_count > 1 and self._covers_more(block, inside):
@@ -182,12 +224,6 @@ class SequenceBlocks:
                 f"rewinding request {sequence.request_id} by {num_tokens} tokens reaches into block {block._block_id}, "
                 f"which {block._ref_count} holders share; rewind to a block boundary"
             )
-
-    def _raise_left_window(self, sequence: GenerationRequest, num_tokens: int) -> None:
-        raise InvalidInputError(
-            f"rewinding request {sequence.request_id} by {num_tokens} tokens reaches blocks that left the window "
-            f"of {self._settings.window_size} tokens; rewind by fewer"
-        )
 
     def detach_rewound_block(self, sequence: GenerationRequest) -> None:
         """Take the last block out of the tree if it is cached under tokens that were just cut off."""
@@ -218,15 +254,19 @@ class SequenceBlocks:
         window.block_ids[0].pop()
 
     def _release_last_placeholder(self, window: SequenceWindow) -> None:
-        """Recurrent states: the last block is the live state, so the placeholder before it goes."""
+        """Recurrent states: the last block is the live state, so the one before it goes, by default also a snapshot."""
+        compatibility = self._settings.compatibility
         check(len(window.held) >= 2, "a recurrent sequence of one block cannot be rewound")
         block = window.held[-2]
-        check(block.is_placeholder, f"block {block._block_id} before the live state is no placeholder")
+        if compatibility:
+            check(block.is_placeholder, f"block {block._block_id} before the live state is no placeholder")
         block.dec_ref_count()
         if not block._ref_count:
-            self._policy.release_block(block, to_front=True)
+            self._policy.release_block(block, to_front=block.is_placeholder or block._lookup_node is None)
         del window.held[-2]
         del window.block_ids[0][-2]
+        if not compatibility:
+            write_slot_at(window, 1, len(window.held) - 1)
 
     def replace_shared_block(self, sequence: GenerationRequest, block_idx: int) -> None:
         """Give every beam a block of its own at a position, if the present one is shared. C++: replaceSharedBlock."""

@@ -15,6 +15,7 @@ from trtkv.llm_request import LlmRequest, LlmRequestState
 from trtkv.radix_block_tree import LookupNode, LookupNodePtr
 from trtkv.templated_trie import ChildMap
 from trtkv.window_block_manager.claiming import BlockClaimer
+from trtkv.window_block_manager.recurrent import RecurrentStates
 from trtkv.window_block_manager.reuse_matching import ReuseMatcher
 from trtkv.window_block_manager.sequences import SequenceBlocks
 from trtkv.window_block_manager.settings import WindowSettings
@@ -67,6 +68,7 @@ class BlockStorer:
         event_manager: KVCacheEventManager | None,
         get_block_by_id: Callable[[BlockId], KVCacheBlock],
         has_one_channel: bool,
+        recurrent: RecurrentStates | None = None,
     ) -> None:
         self._settings = settings
         self._matcher = matcher
@@ -75,6 +77,8 @@ class BlockStorer:
         self._sequences = sequences
         self._event_manager = event_manager
         self._get_block_by_id = get_block_by_id
+        self._recurrent = recurrent
+        self._improves_placeholders = recurrent is not None and not settings.compatibility
         self._is_plain = (
             event_manager is None
             and settings.channel == 0
@@ -84,7 +88,11 @@ class BlockStorer:
         )
 
     def store_blocks(
-        self, keys: Sequence[PackedKey], blocks: Sequence[KVCacheBlock], pin_blocks: bool = False
+        self,
+        keys: Sequence[PackedKey],
+        blocks: Sequence[KVCacheBlock],
+        pin_blocks: bool = False,
+        window: SequenceWindow | None = None,
     ) -> list[BlockId]:
         """Store a chain of blocks under a chain of keys, from the root; the shorter list decides.
 
@@ -99,7 +107,7 @@ class BlockStorer:
         if len(keys) > count:
             keys = keys[:count]
         if not pin_blocks and self._is_plain:
-            self._store_plain(keys, blocks)
+            self._store_plain(keys, blocks, window)
             return []
         nodes = self._matcher.tree.insert_nodes(keys)
         prev: KVCacheBlock = self._matcher.root_block
@@ -108,14 +116,14 @@ class BlockStorer:
         pinned: list[BlockId] = []
         for node, block, key in zip(nodes, blocks, keys, strict=False):
             existing = node.get_value(self._settings.channel)
-            if existing is not None:
+            if existing is not None and not (self._improves_placeholders and _is_better(block, existing)):
                 prev = existing
                 parent_hash = prev._hash
             elif block._block_id == PLACEHOLDER_BLOCK_ID:
                 prev = self._nearest_ancestor(node)
                 parent_hash = prev._hash if self._settings.compatibility else (key, parent_hash)
             else:
-                self._move_to_node(block, node, key, prev, parent_hash)
+                self._move_to_node(block, node, key, prev, parent_hash, existing)
                 stored.append(StoredBlock(block, node, parent_hash))
                 prev = block
                 parent_hash = prev._hash
@@ -128,12 +136,21 @@ class BlockStorer:
         return pinned
 
     def _move_to_node(
-        self, block: KVCacheBlock, node: LookupNodePtr, key: PackedKey, prev: KVCacheBlock, parent_hash: HashLink | int
+        self,
+        block: KVCacheBlock,
+        node: LookupNodePtr,
+        key: PackedKey,
+        prev: KVCacheBlock,
+        parent_hash: HashLink | int,
+        existing: KVCacheBlock | None,
     ) -> None:
-        """Make a block the value of a free node, and say so where it stood before."""
+        """Make a block the value of a node that is free or has a placeholder, and say so where it stood before."""
         if block._lookup_node is not None and not self._settings.compatibility:
             self._claimer.remove_from_tree(block)
-        block.attach_to_lookup_node(node)
+        if existing is None:
+            block.attach_to_lookup_node(node)
+        else:
+            block.replace_at_lookup_node(existing)
         block.set_block_key(key, num_key_tokens(key) == self._settings.tokens_per_block)
         block._prev_block_in_seq = prev
         link: HashLink = (key, parent_hash)
@@ -161,15 +178,24 @@ class BlockStorer:
             event_manager.enqueue_stored_event([entry.block for entry in run], window_size, parent_hash)
             start = end
 
-    def _store_plain(self, keys: Sequence[PackedKey], blocks: Sequence[KVCacheBlock]) -> None:
+    def _store_plain(
+        self, keys: Sequence[PackedKey], blocks: Sequence[KVCacheBlock], window: SequenceWindow | None
+    ) -> None:
         """``store_blocks`` without pins, events, placeholders and hash-map order: the hot loop of a replay.
 
-        Once a node is missing all later ones are new, so they are chained without looking.
+        Once a node is missing all later ones are new, so they are chained without looking. Leading blocks that
+        the sequence stored before are still where they were if the last of them is: it holds them all.
         """
         node: LookupNodePtr = self._matcher.tree.root
         prev = self._matcher.root_block
         index = 0
-        for key, block in zip(keys, blocks, strict=False):
+        owns_all = True
+        if window is not None and 0 < window.num_stored <= len(keys):
+            last = blocks[window.num_stored - 1]
+            last_node = last._lookup_node
+            if last_node is not None and keys[window.num_stored - 1] is window.last_stored_key is last_node.key:
+                node, prev, index = last_node, last, window.num_stored
+        for key, block in zip(keys[index:], blocks[index:], strict=False):
             children = node.children
             if children.__class__ is ChildMap:
                 child = children.get(key)
@@ -183,6 +209,8 @@ class BlockStorer:
             if existing is None:
                 self._attach(block, node, key, prev)
                 existing = block
+            elif existing is not block:
+                owns_all = False
             prev = existing
         for key, block in zip(keys[index:], blocks[index : len(keys)], strict=True):
             if block._lookup_node is not None:
@@ -195,6 +223,10 @@ class BlockStorer:
                 node.link_node(block)
             self._set_key_and_hash(block, key, prev)
             node = prev = block
+        if window is not None and owns_all and keys:
+            num_full = len(keys) - (num_key_tokens(keys[-1]) != self._settings.tokens_per_block)
+            window.num_stored = num_full
+            window.last_stored_key = keys[num_full - 1] if num_full else None
 
     def _attach(self, block: KVCacheBlock, node: LookupNodePtr, key: PackedKey, prev: KVCacheBlock) -> None:
         """Make a block the value of a free node; what admission has already set stays."""
@@ -224,7 +256,7 @@ class BlockStorer:
         """Add a reference; a free block leaves its queue and keeps its retention."""
         if not block._ref_count:
             self._policy.claim_block(block, block._priority, block._duration_ms)
-        block._ref_count += 1
+        self._sequences.add_pin(block)
         return block._block_id
 
     def store_context_blocks(self, sequence: GenerationRequest, request: LlmRequest) -> None:
@@ -233,10 +265,18 @@ class BlockStorer:
         keys = build_block_keys(
             request, self._settings.tokens_per_block, usable_tokens(request, self._settings.compatibility), False
         )
-        blocks = window.held if sequence.beam_width == 1 else window.held[:: sequence.beam_width]
         if self._settings.compatibility and self._settings.is_swa:
-            blocks = self._visible_blocks(window, len(keys))
-        self.store_blocks(keys, blocks)
+            self.store_blocks(keys, self._visible_blocks(window, len(keys)))
+        else:
+            self.store_blocks(keys, self._blocks_of_beam_0(sequence, request, window), window=window)
+
+    def _blocks_of_beam_0(
+        self, sequence: GenerationRequest, request: LlmRequest, window: SequenceWindow
+    ) -> Sequence[KVCacheBlock]:
+        """Blocks by position, to be read only; a stand-in where there is none, or one without a state."""
+        if self._recurrent is not None:
+            return self._recurrent.storable_blocks(sequence, request)
+        return window.held if sequence.beam_width == 1 else window.held[:: sequence.beam_width]
 
     def _visible_blocks(self, window: SequenceWindow, limit: int) -> list[KVCacheBlock]:
         """Blocks by the visible ids up to the first placeholder: a recorded fault, recycled ones are included."""
@@ -259,7 +299,7 @@ class BlockStorer:
         if not self._settings.compatibility and usable_tokens(request) < usable:
             return
         keys = build_block_keys(request, self._settings.tokens_per_block, usable, True)
-        blocks = self._sequences.get_window(sequence.request_id).held[:: sequence.beam_width]
+        blocks = self._blocks_of_beam_0(sequence, request, self._sequences.get_window(sequence.request_id))
         if 2 <= len(keys) <= len(blocks):
             last, before = blocks[len(keys) - 1], blocks[len(keys) - 2]
             if (
@@ -283,5 +323,11 @@ class BlockStorer:
             usable = min(usable, request.prompt_len - 1)
             allow_partial = self._settings.compatibility
         keys = build_block_keys(request, self._settings.tokens_per_block, usable, allow_partial)
-        held = self._sequences.get_window(sequence.request_id).held
-        return self.store_blocks(keys, held[:: sequence.beam_width], pin_blocks)
+        window = self._sequences.get_window(sequence.request_id)
+        blocks = self._blocks_of_beam_0(sequence, request, window)
+        return self.store_blocks(keys, blocks, pin_blocks, window)
+
+
+def _is_better(block: KVCacheBlock, existing: KVCacheBlock) -> bool:
+    """Whether a block has memory and the one that stands at its node has none."""
+    return existing.is_placeholder and not block.is_placeholder
