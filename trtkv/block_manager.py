@@ -110,6 +110,7 @@ class BlockManager:
             WindowSettings(
                 window_size=window_size,
                 channel=channel,
+                num_channels=len(set(self._layer_to_window_size.values())),
                 tokens_per_block=settings.tokens_per_block,
                 is_swa=0 <= window_size < settings.max_sequence_length,
                 cache_type=settings.cache_type,

@@ -8,18 +8,23 @@ from trtkv.block_key import EMPTY_KEY, HashLink, PackedKey, resolve_hash, token_
 from trtkv.common import CACHED_BLOCKS_ROOT_ID, PLACEHOLDER_BLOCK_ID, BlockId, Priority
 from trtkv.errors import check
 from trtkv.kv_cache_index import NULL_INDEX, SECONDARY_POOL_FLAG, KVCacheIndex
+from trtkv.radix_block_tree import LookupNode
 from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY
 
 if TYPE_CHECKING:
     from trtkv.radix_block_tree import LookupNodePtr
 
 
-class KVCacheBlock:
+class KVCacheBlock(LookupNode):
     """One block of one window. C++: KVCacheBlock.
 
     The block id is its identity; offload and onboard swap the slots of two blocks. ``prev_block_in_seq``
     is the predecessor in the sequence that holds it, ``prev_block`` the parent in the tree; they differ.
     Fields are changed by the parts of a window block manager only; hot loops there access them directly.
+
+    A block may serve as its own node of the tree (``lookup_node`` is the block itself), which spares an object
+    per cached block. It does so only with at most one child, and gives way to a plain node when a second child
+    comes or when it is evicted while a child stays.
     """
 
     __slots__ = (
@@ -191,6 +196,43 @@ class KVCacheBlock:
         values = (child.get_value(self._channel) for child in self._lookup_node.ordered_children())
         return [block for block in values if block is not None]
 
+    def become_node(self, key: PackedKey) -> None:
+        """Turn into a node of this key that holds the block itself; the caller links it below its parent.
+
+        Only in a tree of one channel, for a block that is not attached.
+        """
+        self.key = key
+        self.children = None
+        self.value = self
+        self.other_values = None
+        self._lookup_node = self
+
+    def create_node(self, key: PackedKey) -> LookupNodePtr:
+        """A plain node, for a child of this block."""
+        return LookupNode(key, None)
+
+    def link_node(self, node: LookupNodePtr) -> None:
+        """Make a node a child; before a second one, this block gives way to a plain node."""
+        if self.children is None:
+            self.children = node
+            node.parent = self
+        else:
+            stand_in = self._give_way()
+            stand_in.value = self
+            self._lookup_node = stand_in
+            stand_in.link_node(node)
+
+    def _give_way(self) -> LookupNode:
+        """Put a plain node in the place that this block has as a node."""
+        check(self.parent is not None, f"block {self._block_id} is no node of the tree")
+        stand_in = LookupNode(self.key, None)
+        stand_in.children = self.children
+        if self.children is not None:
+            self.children.parent = stand_in
+        self.parent.replace_node(self, stand_in)  # type: ignore[union-attr]
+        self.children = self.value = None
+        return stand_in
+
     def attach_to_lookup_node(self, node: LookupNodePtr) -> None:
         """Become the node's block, leaving the present node; the node's slot must be free."""
         self.detach_from_lookup_node()
@@ -209,8 +251,12 @@ class KVCacheBlock:
     def detach_from_lookup_node(self) -> None:
         """Leave the tree; nodes left empty are pruned."""
         node = self._lookup_node
-        if node is not None:
-            self._lookup_node = None
+        if node is None:
+            return
+        self._lookup_node = None
+        if node is self and self.children is not None:
+            self._give_way()
+        else:
             check(node.clear_value(self._channel), f"block {self._block_id} was not at its node")
 
     def set_as_root(self, root: LookupNodePtr) -> None:

@@ -90,15 +90,20 @@ class HashMapOrderedNode(LookupNode):
         self.bucket_count = 1
         self.map_hash = hash_block_key(key)
         self.order: list[HashMapOrderedNode] = []
-        self.tie_counter: list[int] = [0] if parent is None else cast(HashMapOrderedNode, parent).tie_counter
+        self.tie_counter = [0]  # one list for the whole tree, the root's
 
-    def insert_node(self, key: PackedKey) -> LookupNodePtr:
-        """Create a child and give it its place in the order."""
-        node = cast(HashMapOrderedNode, super().insert_node(key))
+    def create_node(self, key: PackedKey) -> LookupNodePtr:
+        """A node that counts ties in the tree's counter."""
+        node = HashMapOrderedNode(key, None)
+        node.tie_counter = self.tie_counter
+        return node
+
+    def link_node(self, node: LookupNodePtr) -> None:
+        """Make a node a child and give it its place in the order."""
+        super().link_node(node)
         if len(self.order) + 1 > (self.bucket_count if self.bucket_count > 1 else 0):
             self._grow()
-        self._link(node)
-        return node
+        self._place(cast(HashMapOrderedNode, node))
 
     def remove_node(self, node: LookupNodePtr) -> None:
         """Unlink a child; the order of the others stays."""
@@ -127,9 +132,9 @@ class HashMapOrderedNode(LookupNode):
         self.bucket_count = next(count for count in _BUCKET_COUNTS if count > self.bucket_count)
         nodes, self.order = self.order, []
         for node in nodes:
-            self._link(node)
+            self._place(node)
 
-    def _link(self, node: HashMapOrderedNode) -> None:
+    def _place(self, node: HashMapOrderedNode) -> None:
         bucket = node.map_hash % self.bucket_count
         for position, other in enumerate(self.order):
             if other.map_hash % self.bucket_count == bucket:

@@ -22,7 +22,7 @@ class ChildMap(dict[Any, Any]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.index: dict[object, dict[Any, None]] | None = None
+        self.index: dict[object, dict[Any, Any]] | None = None
 
 
 class Node(Generic[K, V]):
@@ -119,21 +119,43 @@ class Node(Generic[K, V]):
             return cast("Node[K, V] | None", children.get(key))
         return cast("Node[K, V]", children) if children.key == key else None
 
+    def create_node(self, key: K) -> Node[K, V]:
+        """A node without a place in the tree yet."""
+        return self.__class__(key, None)
+
     def insert_node(self, key: K) -> Node[K, V]:
         """Create the child of this key, which must not exist yet."""
-        node = self.__class__(key, self)
+        node = self.create_node(key)
+        self.link_node(node)
+        return node
+
+    def link_node(self, node: Node[K, V]) -> None:
+        """Make a node a child; no child may have its key."""
+        node.parent = self
         children = self.children
         if children is None:
             self.children = node
-            return node
+            return
         if children.__class__ is not ChildMap:
             only = children
             children = self.children = ChildMap()
             children[only.key] = only
+        key = node.key
         children[key] = node
         if children.index is not None:
-            children.index.setdefault(self.match_index(key), {})[node] = None
-        return node
+            children.index.setdefault(self.match_index(key), {})[key] = node
+
+    def replace_node(self, old: Node[K, V], new: Node[K, V]) -> None:
+        """Put a node of the same key in a child's place; the order of children stays."""
+        new.parent = self
+        children = self.children
+        if children is old:
+            self.children = new
+        else:
+            children[old.key] = new
+            if children.index is not None:
+                children.index[self.match_index(old.key)][old.key] = new
+        old.parent = None
 
     def remove_node(self, node: Node[K, V]) -> None:
         """Unlink a child. C++: Node::clearNode, which also prunes this node; see ``prune``."""
@@ -146,7 +168,7 @@ class Node(Generic[K, V]):
             index = children.index
             if index is not None:
                 entry = self.match_index(node.key)
-                del index[entry][node]
+                del index[entry][node.key]
                 if not index[entry]:
                     del index[entry]
             if not children:
@@ -193,14 +215,14 @@ class Node(Generic[K, V]):
         if children.__class__ is not ChildMap:
             return iter((children,))
         if children.index is None:
-            index: dict[object, dict[Any, None]] = {}
+            index: dict[object, dict[Any, Any]] = {}
             for child_key, child in children.items():
-                index.setdefault(self.match_index(child_key), {})[child] = None
+                index.setdefault(self.match_index(child_key), {})[child_key] = child
             children.index = index
-        return reversed(children.index.get(self.match_index(key), _NO_CHILDREN))
+        return reversed(children.index.get(self.match_index(key), _NO_CHILDREN).values())
 
 
-_NO_CHILDREN: dict[Any, None] = {}
+_NO_CHILDREN: dict[Any, Any] = {}
 
 
 def _longest_first(match: tuple[int, object]) -> int:

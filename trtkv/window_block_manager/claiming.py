@@ -74,12 +74,9 @@ class BlockClaimer:
             return [self.get_free_block() for _ in range(count)]
         blocks = policy.take_default_blocks(count)
         counters.alloc_total += count
-        channel = self._settings.channel
         for block in blocks:
-            node = block._lookup_node
-            if node is not None:
-                block._lookup_node = None
-                node.clear_value(channel)
+            if block._lookup_node is not None:
+                block.detach_from_lookup_node()
             elif not token_bytes(block._block_key):
                 counters.alloc_new += 1
         return blocks

@@ -124,6 +124,7 @@ class WindowBlockManager:
             self.sequences,
             event_manager,
             self.get_block_by_id,
+            settings.num_channels == 1,
             self.recurrent,
         )
         if event_manager is not None:

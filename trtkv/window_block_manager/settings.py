@@ -10,10 +10,13 @@ from trtkv.linear_attention import LinearAttentionMetadata
 
 @dataclass(frozen=True, slots=True)
 class WindowSettings:
-    """Fixed properties of one window. ``channel`` is the window's slot in tree nodes, 0 for the widest."""
+    """Fixed properties of one window. ``channel`` is the window's slot in tree nodes, 0 for the widest of
+    ``num_channels`` windows.
+    """
 
     window_size: WindowSize
     channel: int
+    num_channels: int
     tokens_per_block: int
     is_swa: bool
     cache_type: CacheType

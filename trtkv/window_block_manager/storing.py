@@ -42,6 +42,7 @@ class BlockStorer:
         sequences: SequenceBlocks,
         event_manager: KVCacheEventManager | None,
         get_block_by_id: Callable[[BlockId], KVCacheBlock],
+        has_one_channel: bool,
         recurrent: RecurrentStates | None = None,
     ) -> None:
         self._settings = settings
@@ -57,6 +58,7 @@ class BlockStorer:
             and settings.channel == 0
             and not (settings.is_swa or settings.is_recurrent_state)
             and matcher.tree.root.__class__ is LookupNode
+            and has_one_channel
         )
 
     def store_blocks(
@@ -121,27 +123,29 @@ class BlockStorer:
                 break
             node = child
             index += 1
-            if node.value is None:
+            existing = node.value
+            if existing is None:
                 self._attach(block, node, key, prev)
-            prev = node.value
-        is_first = True
+                existing = block
+            prev = existing
         for key, block in zip(keys[index:], blocks[index : len(keys)], strict=True):
-            if is_first:
-                node = node.insert_node(key)
-                is_first = False
+            if block._lookup_node is not None:
+                block.detach_from_lookup_node()
+            block.become_node(key)
+            if node.children is None:
+                block.parent = node
+                node.children = block
             else:
-                child = LookupNode(key, node)
-                node.children = child
-                node = child
-            self._attach(block, node, key, prev)
-            prev = block
+                node.link_node(block)
+            self._set_key_and_hash(block, key, prev)
+            node = prev = block
 
     def _attach(self, block: KVCacheBlock, node: LookupNodePtr, key: PackedKey, prev: KVCacheBlock) -> None:
         """Make a block the value of a free node; what admission has already set stays."""
-        if block._lookup_node is not None:
-            block.detach_from_lookup_node()
-        node.value = block
-        block._lookup_node = node
+        block.attach_to_lookup_node(node)
+        self._set_key_and_hash(block, key, prev)
+
+    def _set_key_and_hash(self, block: KVCacheBlock, key: PackedKey, prev: KVCacheBlock) -> None:
         if block._block_key is not key:
             block._block_key = key
             block._is_full = num_key_tokens(key) == self._settings.tokens_per_block
