@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from trtkv.errors import InvalidInputError, UnknownIdError
 from trtkv.llm_request import LlmRequest, LlmRequestState
@@ -40,9 +41,9 @@ def make_request(
     return request
 
 
-def generating(request_id: int, prompt_len: int = 8, **options: int | None) -> LlmRequest:
+def generating(request_id: int, prompt_len: int = 8, **options: Any) -> LlmRequest:
     """A request past its prompt."""
-    request = make_request(request_id, prompt_len, state=LlmRequestState.GENERATION_IN_PROGRESS, **options)  # type: ignore[arg-type]
+    request = make_request(request_id, prompt_len, state=LlmRequestState.GENERATION_IN_PROGRESS, **options)
     request.set_context_current_position(prompt_len)
     return request
 
@@ -120,32 +121,32 @@ class FakeKvCacheManager:
 
     def get_needed_blocks_one_step(
         self,
-        req: LlmRequest,
+        llm_request: LlmRequest,
         two_steps_look_ahead: bool,
         window_size: int,
         cached_summary: PrefixReuseSummary | None = None,
     ) -> int:
-        return self._size(req, cached_summary)
+        return self._size(llm_request, cached_summary)
 
     def get_remaining_blocks_to_completion(
-        self, req: LlmRequest, window_size: int, cached_summary: PrefixReuseSummary | None = None
+        self, llm_request: LlmRequest, window_size: int, cached_summary: PrefixReuseSummary | None = None
     ) -> int:
-        return self._size(req, cached_summary)
+        return self._size(llm_request, cached_summary)
 
-    def _size(self, req: LlmRequest, summary: PrefixReuseSummary | None) -> int:
-        req.set_estimated_reusable_tokens(0)
-        needed = self.needs.get(req.request_id, 0)
+    def _size(self, request: LlmRequest, summary: PrefixReuseSummary | None) -> int:
+        request.set_estimated_reusable_tokens(0)
+        needed = self.needs.get(request.request_id, 0)
         if summary is None:
             return needed
-        req.set_estimated_reusable_tokens(summary.reusable_blocks_all * TOKENS_PER_BLOCK)
+        request.set_estimated_reusable_tokens(summary.reusable_blocks_all * TOKENS_PER_BLOCK)
         return needed - summary.reusable_blocks_allocated
 
-    def analyze_prefix_reuse(self, req: LlmRequest, tokens: Sequence[int] | None = None) -> PrefixReuseSummary:
+    def analyze_prefix_reuse(self, llm_request: LlmRequest, tokens: Sequence[int] | None = None) -> PrefixReuseSummary:
         if self.is_variable_window:
             raise InvalidInputError("a prefix walk needs a single window")
         self.num_walks += 1
-        allocated, everything = self.reusable.get(req.request_id, (0, 0))
-        return PrefixReuseSummary(allocated, everything, self.first_new_blocks.get(req.request_id))
+        allocated, everything = self.reusable.get(llm_request.request_id, (0, 0))
+        return PrefixReuseSummary(allocated, everything, self.first_new_blocks.get(llm_request.request_id))
 
 
 class FakePeftCacheManager:

@@ -3,7 +3,8 @@
 Runs the manager over the whole trace, then the manager and nano-vllm's block manager in turn over its first rows.
 Making tokens from hash ids is outside the times, building block keys and hashes inside.
 Run: ``python tools/bench_replay.py TRACE [--block-size 512] [--tokens-per-block 64] [--capacity-tokens 30000000]
-[--live 64] [--side-by-side 2000] [--repeat 3] [--nano-vllm FOLDER] [--json FILE]``.
+[--live 64] [--side-by-side 2000] [--repeat 3] [--no-gc] [--nano-vllm FOLDER] [--json FILE]``.
+``trtkv replay`` runs without Python's cycle collector, as --no-gc does here.
 FOLDER holds the package ``nanovllm`` of the original; without it the port ``trtkv.nano`` is measured.
 """
 
@@ -26,6 +27,7 @@ from typing import Any, Final, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -189,10 +191,10 @@ def side_by_side(
 
 
 def to_table(measurements: Sequence[Measurement], title: str) -> Table:
-    """A row per system and number of requests."""
-    table = Table(title=title, title_justify="left")
+    """A row per system and number of requests; phases in seconds, hits in share of prompt tokens."""
+    table = Table(title=f"{title}; seconds", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("system", no_wrap=True)
-    for column in ("requests", *(f"{phase} s" for phase in PHASES), "total s", "us a request", "token hits"):
+    for column in ("requests", *PHASES, "total", "us/request", "hits"):
         table.add_column(column, justify="right", no_wrap=True)
     for run in measurements:
         per_request = run.total / max(1, run.requests) * 1e6
@@ -224,6 +226,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--side-by-side", type=int, default=2000, metavar="N", help="rows for the comparison")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each system in the comparison")
     parser.add_argument("--only-side-by-side", action="store_true", help="leave out the whole trace")
+    parser.add_argument("--no-gc", action="store_true", help="switch Python's cycle collector off")
     parser.add_argument("--nano-vllm", type=Path, metavar="FOLDER")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers")
     return parser.parse_args()
@@ -232,6 +235,8 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Measure and print."""
     arguments = parse_arguments()
+    if arguments.no_gc:
+        gc.disable()
     requests = read_trace(arguments.trace, block_size=arguments.block_size).requests
     config = ReplayConfig(
         tokens_per_block=arguments.tokens_per_block, capacity_tokens=arguments.capacity_tokens, live=arguments.live

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import glob
+import importlib.util
 import json
 import random
 import shutil
@@ -167,6 +168,52 @@ def check_copy_engines(device: str, backend: Backend, seed: int, num_rounds: int
                     expect_equal(tensor.view(torch.uint8), other.view(torch.uint8), f"{type(engine).__name__} {layout}")
 
 
+def check_executor(device: str, backend: Backend, seed: int, num_rounds: int) -> None:
+    """A small model over paged memory in double precision: the same tokens as on the CPU."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from trtkv.cupy_copy_engine import CupyCopyEngine
+    from trtkv.executor.executor import PyTorchExecutor
+    from trtkv.executor.executor_config import ExecutorConfig, create_kv_cache_manager
+    from trtkv.executor.model_spec import read_model_spec
+    from trtkv.torch_copy_engine import TorchCopyEngine
+
+    outputs = []
+    for place, used, engine in (
+        ("cpu", "reference", TorchCopyEngine()),
+        (device, backend, TorchCopyEngine()),
+        (device, backend, CupyCopyEngine(backend)),
+    ):
+        torch.manual_seed(seed)
+        rng = random.Random(seed)
+        sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+        model = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=97)).double()
+        config = ExecutorConfig(
+            max_sequence_length=64,
+            num_primary_blocks=24,
+            num_secondary_blocks=16,
+            tokens_per_block=4,
+            max_batch_size=4,
+            chunk_unit_size=8,
+            max_num_tokens=24,
+            device=place,
+        )
+        manager = create_kv_cache_manager(read_model_spec(model), config, engine)
+        executor = PyTorchExecutor(model, manager, config, backend=used)
+        prompts: list[list[int]] = [[]]
+        results: list[int] = []
+        for _ in range(num_rounds):
+            for _ in range(4):
+                start = rng.choice(prompts)
+                prompt = [*start[: rng.randint(0, len(start))], *(rng.randrange(97) for _ in range(rng.randint(1, 9)))]
+                prompts.append(prompt[:50])
+                executor.submit(prompt[:50], rng.randint(1, 12))
+            results += (token for result in executor.run().values() for token in result.token_ids[0])
+        outputs.append(torch.tensor(results))
+        expect_equal(outputs[-1], outputs[0], f"tokens on {place} with {type(engine).__name__}")
+
+
 def make_filled_pools(device: str, layout: str, seed: int) -> list[list[KVCacheBlockPool]]:
     """Pools of four windows: plain, odd bytes, NVFP4 with scales, recurrent; filled with the same random bytes."""
     import torch
@@ -212,6 +259,8 @@ CHECKS: dict[str, Callable[[str, Backend, int, int], None]] = {
     "page table": check_page_table,
     "copy engines": check_copy_engines,
 }
+if importlib.util.find_spec("transformers"):
+    CHECKS["executor"] = check_executor
 
 
 def run_checks(device: str, backend: Backend, num_rounds: int) -> list[str]:

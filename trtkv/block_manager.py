@@ -25,7 +25,7 @@ from trtkv.generation_request import GenerationRequest
 from trtkv.kv_cache_block import KVCacheBlock
 from trtkv.kv_cache_block_pool import KVCacheBlockPool
 from trtkv.kv_cache_event_manager import KVCacheEventManager
-from trtkv.kv_cache_events import KVCacheEvent
+from trtkv.kv_cache_events import KVCacheCreatedData, KVCacheEvent
 from trtkv.linear_attention import LinearAttentionMetadata
 from trtkv.llm_request import LlmRequest
 from trtkv.radix_block_tree import UnifiedBlockTree
@@ -170,6 +170,11 @@ class BlockManager:
             )
             offset += num_pools
         return result
+
+    def preallocate_blocks(self) -> None:
+        """Make all block objects now instead of at their first use."""
+        for manager in self.window_block_managers.values():
+            manager.eviction_policy.make_all_blocks()
 
     # -- windows, layers, pools ---------------------------------------------------------------------
 
@@ -472,8 +477,25 @@ class BlockManager:
             self._event_manager.flush()
 
     def get_latest_events(self, timeout_ms: float | None = None) -> list[KVCacheEvent]:
-        """Flushed events since the last call; none without an event manager."""
-        return [] if self._event_manager is None else self._event_manager.get_events(timeout_ms)
+        """Flushed events since the last call."""
+        if self._event_manager is None and self.settings.compatibility:
+            return []
+        return self._get_event_manager().get_events(timeout_ms)
+
+    def get_cached_block_events(self) -> list[KVCacheEvent]:
+        """Created and stored events that describe the cache as it is; all have the id of the last event so far."""
+        event_id = self._get_event_manager().next_event_id - 1
+        events = []
+        for window, manager in self.window_block_managers.items():
+            counts = (manager.num_primary_blocks, manager.num_secondary_blocks)
+            events.append(KVCacheEvent(event_id, KVCacheCreatedData(counts), window))
+            events += [KVCacheEvent(event_id, data, window) for data in manager.describe_cached_blocks()]
+        return events
+
+    def _get_event_manager(self) -> KVCacheEventManager:
+        if self._event_manager is None:
+            raise InvalidInputError("events are off; give the manager an event_manager (event_buffer_max_size > 0)")
+        return self._event_manager
 
     def verify_queue_integrity(self, window_size: WindowSize) -> bool:
         """Whether a window's queues are sound."""

@@ -75,6 +75,10 @@ class FreshBlocks:
             make_block = self._make_block
             self.blocks += [make_block(block_id, self) for block_id in self.ids[len(self.blocks) : count]]
 
+    def make_all(self) -> None:
+        """Make every block object now."""
+        self._make_up_to(len(self.ids))
+
     def peek(self) -> KVCacheBlock:
         """The next one."""
         return self.get_block(self._num_taken)
@@ -115,8 +119,8 @@ class BaseEvictionPolicy(Protocol):
     ) -> None:
         """Take a block out of its queue and set its retention."""
 
-    def refresh(self) -> None:
-        """Bring blocks whose duration is over back to the default priority."""
+    def refresh(self) -> list[tuple[KVCacheBlock, Priority]]:
+        """Bring blocks whose duration is over back to the default priority; returns them with the one they had."""
 
     def verify_queue_integrity(self) -> bool:
         """Whether every queued block is free and stands in a queue of its level."""
@@ -176,6 +180,11 @@ class LRUEvictionPolicy:
     def get_fresh_blocks(self, level: int) -> FreshBlocks:
         """The never-used blocks of a level."""
         return self._fresh[level]
+
+    def make_all_blocks(self) -> None:
+        """Make the objects of all blocks that were never used."""
+        for fresh in self._fresh:
+            fresh.make_all()
 
     def get_free_block(self, cache_level: int, want_placeholder: bool = False) -> tuple[KVCacheBlock, bool]:
         """The block to take next, without taking it, and whether it may be offloaded. Changes nothing."""
@@ -267,7 +276,6 @@ class LRUEvictionPolicy:
                 block._lookup_node is not None
                 and block._priority == DEFAULT_RETENTION_PRIORITY
                 and block._memory_pool_block_index < SECONDARY_POOL_FLAG
-                and block._free_queue is None
             ):
                 queue[block] = None
                 block._free_queue = default
@@ -330,23 +338,27 @@ class LRUEvictionPolicy:
             queue.blocks[block] = None
         block._free_queue = queue
 
-    def refresh(self) -> None:
-        """Move blocks whose duration is over to the back of the default queue of their present level."""
+    def refresh(self) -> list[tuple[KVCacheBlock, Priority]]:
+        """Move blocks whose duration is over to the back of the default queue of their present level.
+
+        Returns them with the priority they had, in the order of expiry.
+        """
+        expired = []
         while self._expiring:
             key, block = self._expiring.peekitem(0)
             if key[0] > self._clock():
                 break
+            expired.append((block, block._priority))
             self._forget_expiry(block)
             queue = block._free_queue
+            block._priority = DEFAULT_RETENTION_PRIORITY
             if queue is not None:
                 queue.discard_block(block)
                 self._num_free[queue.level] -= 1
-                block._priority = DEFAULT_RETENTION_PRIORITY
                 level = get_cache_level(block)
                 self._enqueue(block, level, to_front=False)
                 self._num_free[level] += 1
-            else:
-                block._priority = DEFAULT_RETENTION_PRIORITY
+        return expired
 
     # -- looking ------------------------------------------------------------------------------------
 

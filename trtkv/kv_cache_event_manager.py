@@ -20,17 +20,25 @@ from trtkv.kv_cache_events import (
 )
 
 EventGatherer = Callable[[list[KVCacheEvent]], "list[list[KVCacheEvent]]"]
-"""Collective that returns every rank's events on rank 0 (see attention_dp_gather)."""
+"""Takes a rank's flushed events; returns those to hand over to readers here, rank by rank (attention_dp_gather)."""
+
+
+def describe_stored_block(block: KVCacheBlock) -> KVCacheStoredBlockData:
+    """What listeners are told of a cached block."""
+    level = PRIMARY_LEVEL if block.is_primary else SECONDARY_LEVEL
+    return KVCacheStoredBlockData(block.hash, block.block_key, level, block.priority)
 
 
 class KVCacheEventManager:
     """Events of one manager. C++: KVCacheEventManager.
 
-    Enqueueing appends to a list and never blocks. ``flush`` hands the list over to readers; beyond
-    ``max_kv_event_entries`` the oldest are dropped and counted in ``num_dropped_events`` (ids show the hole).
-    Removed hashes are collected per window and become one event before the window's next stored event or
-    at the flush. With attention data parallelism every rank's flush calls the gatherer, and rank 0 receives
-    the events of all ranks, each with its rank.
+    Enqueueing appends to a queue and never blocks. ``flush`` hands the queue over to readers; of the events not
+    read, the newest ``max_kv_event_entries`` are kept, whether they are flushed or not. Older ones are dropped and
+    counted in ``num_dropped_events``; ids show the hole. Removed hashes are collected per window and become one
+    event before the window's next stored event or at the flush.
+
+    With attention data parallelism flushed events go to ``gather`` first (see AttentionDpEventGatherer), so that
+    readers on rank 0 see the events of all ranks, each with its ``attention_dp_rank``.
     """
 
     def __init__(
@@ -47,7 +55,7 @@ class KVCacheEventManager:
         self._attention_dp_rank = attention_dp_rank
         self._gather = gather
         self._next_event_id = 0
-        self._event_queue: list[KVCacheEvent] = []
+        self._event_queue: deque[KVCacheEvent] = deque()
         self._latest_removed_events: dict[WindowSize, list[int]] = {}
         self._events: deque[KVCacheEvent] = deque()
         self._condition = threading.Condition()
@@ -60,8 +68,13 @@ class KVCacheEventManager:
 
     @property
     def num_dropped_events(self) -> int:
-        """Flushed events dropped because nobody read them in time."""
+        """Events dropped because nobody flushed or read them in time."""
         return self._num_dropped_events
+
+    @property
+    def next_event_id(self) -> int:
+        """Id of the next event; those before it describe the cache as it is now, but for removals being collected."""
+        return self._next_event_id
 
     # -- enqueueing -------------------------------------------------------------------------------
 
@@ -69,17 +82,12 @@ class KVCacheEventManager:
         """A window was created."""
         self._enqueue(KVCacheCreatedData(num_blocks_per_cache_level), window_size)
 
-    def enqueue_stored_event(self, blocks: Sequence[KVCacheBlock], window_size: WindowSize) -> None:
-        """A chain of blocks was put into the tree; the parent is the block at the node right above the first."""
+    def enqueue_stored_event(
+        self, blocks: Sequence[KVCacheBlock], window_size: WindowSize, parent_hash: int | None
+    ) -> None:
+        """A chain of blocks was put into the tree, the first below ``parent_hash`` (None: the root)."""
         self._flush_removed_events(window_size)
-        parent = blocks[0].prev_block
-        parent_hash = None if parent is None or parent.block_id < 0 else parent.hash
-        stored = [
-            KVCacheStoredBlockData(
-                block.hash, block.block_key, PRIMARY_LEVEL if block.is_primary else SECONDARY_LEVEL, block.priority
-            )
-            for block in blocks
-        ]
+        stored = [describe_stored_block(block) for block in blocks]
         self._enqueue(KVCacheStoredData(parent_hash, stored), window_size)
 
     def enqueue_removed_event(self, block: KVCacheBlock, window_size: WindowSize) -> None:
@@ -98,6 +106,10 @@ class KVCacheEventManager:
     def _enqueue(self, data: KVCacheEventData, window_size: WindowSize) -> None:
         self._event_queue.append(KVCacheEvent(self._next_event_id, data, window_size, self._attention_dp_rank))
         self._next_event_id += 1
+        if len(self._event_queue) > self._max_size:
+            self._event_queue.popleft()
+            with self._condition:
+                self._num_dropped_events += 1
 
     # -- handing over -----------------------------------------------------------------------------
 
@@ -105,13 +117,18 @@ class KVCacheEventManager:
         """Hand everything enqueued so far over to readers and wake them. Ends an iteration."""
         for window_size in sorted(self._latest_removed_events):
             self._flush_removed_events(window_size)
-        batch, self._event_queue = self._event_queue, []
+        batch = list(self._event_queue)
+        self._event_queue.clear()
         if self._gather is not None:
             batch = [event for rank_events in self._gather(batch) for event in rank_events]
-        if not batch:
+        self.deliver(batch)
+
+    def deliver(self, events: Sequence[KVCacheEvent]) -> None:
+        """Append flushed events, of this rank or others, for readers and wake them; from any thread."""
+        if not events:
             return
         with self._condition:
-            self._events.extend(batch)
+            self._events.extend(events)
             while len(self._events) > self._max_size:
                 self._events.popleft()
                 self._num_dropped_events += 1

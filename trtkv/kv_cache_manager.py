@@ -26,7 +26,7 @@ from trtkv.common import (
 from trtkv.copy_engine import CopyEngine, NullCopyEngine
 from trtkv.errors import ConfigurationError, InvalidInputError, UnknownIdError
 from trtkv.generation_request import GenerationRequest
-from trtkv.kv_cache_block import ROOT_HASH, KVCacheBlock
+from trtkv.kv_cache_block import KVCacheBlock
 from trtkv.kv_cache_event_manager import KVCacheEventManager
 from trtkv.kv_cache_events import KVCacheEvent
 from trtkv.kv_cache_index import NULL_ENTRY
@@ -72,6 +72,8 @@ class KVCacheManager:
     that hurt users, half-done failures and the order of equal partial matches; see docs/decisions.
     ``hash_map_order`` asks for that order alone: equal partial matches are then taken in the iteration order of
     the reference's hash map instead of most recently inserted first, at the price of hashing every cached block.
+    ``preallocate_blocks`` makes all block objects now instead of at their first use: about 220 bytes a block for
+    steadier admission; a replay with a large pool is better off without.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class KVCacheManager:
         clock: Callable[[], int] = time.monotonic_ns,
         compatibility: bool = False,
         hash_map_order: bool | None = None,
+        preallocate_blocks: bool = False,
     ) -> None:
         if sink_token_length:
             raise ConfigurationError(f"sink_token_length is {sink_token_length}; sink tokens are not supported, give 0")
@@ -136,6 +139,8 @@ class KVCacheManager:
         )
         if kv_cache_connector_manager is not None and self._block_manager.is_variable_window:
             raise ConfigurationError("a connector works with one window only; use one window or no connector")
+        if preallocate_blocks:
+            self._block_manager.preallocate_blocks()
         self._tokens_per_block = tokens_per_block
         self._max_num_sequences = max_num_sequences
         self._max_beam_width = max_beam_width
@@ -151,7 +156,10 @@ class KVCacheManager:
         self._windows: list[tuple[WindowSize, WindowBlockManager]] = list(
             self._block_manager.window_block_managers.items()
         )
+        # Lengths, modulo the block, at which blocks may come or go: any with a sliding window, as a long prompt
+        # leaves it only once tokens are added.
         self._has_swa = any(manager.is_swa for _, manager in self._windows)
+        self._growth_phases = frozenset(range(tokens_per_block) if self._has_swa else (1 % tokens_per_block,))
         self._has_recurrent = any(manager.is_recurrent_state for _, manager in self._windows)
         self._lock = threading.RLock()
         manager = self._block_manager
@@ -495,26 +503,39 @@ class KVCacheManager:
     def add_token(self, request_id: RequestId) -> None:
         """Make room for one more token. C++: addToken.
 
-        Raises OutOfBlocksError if a window needs a block and has none.
+        Raises OutOfBlocksError if a window needs a block and has none. Most tokens only count, without the lock.
         """
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            sequence = self.get_sequence(request_id)
+        num_tokens = sequence.num_tokens + 1
+        if num_tokens % self._tokens_per_block not in self._growth_phases:
+            sequence.num_tokens = num_tokens
+            return
         with self._lock:
-            self._add_token(self.get_sequence(request_id))
+            self._grow(sequence)
 
     def add_tokens(self, request_ids: Iterable[RequestId]) -> None:
         """``add_token`` for a decode batch, in order; those before a failing one keep their token."""
+        sequences, tokens_per_block, growth_phases = self._sequences, self._tokens_per_block, self._growth_phases
         with self._lock:
             for request_id in request_ids:
-                self._add_token(self.get_sequence(request_id))
+                sequence = sequences.get(request_id)
+                if sequence is None:
+                    sequence = self.get_sequence(request_id)
+                num_tokens = sequence.num_tokens + 1
+                if num_tokens % tokens_per_block in growth_phases:
+                    self._grow(sequence)
+                else:
+                    sequence.num_tokens = num_tokens
 
-    def _add_token(self, sequence: GenerationRequest) -> None:
-        if sequence.num_tokens % self._tokens_per_block == 0 or self._has_swa:
-            if not self._compatibility:
-                for _, manager in self._windows:
-                    manager.check_can_add_token(sequence)
-            sequence.num_tokens += 1
-            self._block_manager.adjust_blocks_if_needed(sequence)
-        else:
-            sequence.num_tokens += 1
+    def _grow(self, sequence: GenerationRequest) -> None:
+        """One more token where a window may take or let go of a block."""
+        if not self._compatibility:
+            for _, manager in self._windows:
+                manager.check_can_add_token(sequence)
+        sequence.num_tokens += 1
+        self._block_manager.adjust_blocks_if_needed(sequence)
 
     def rewind_kv_cache(self, request_id: RequestId, rewind_lengths: int) -> None:
         """Drop the last tokens of a sequence, with blocks no longer needed; unknown ids are ignored.
@@ -645,8 +666,7 @@ class KVCacheManager:
     def commit_and_get_block_hashes_for_request(self, llm_request: LlmRequest, window_size: WindowSize) -> list[int]:
         """Chain hashes of a sequence's full blocks, the newest token included. One beam only.
 
-        Blocks that are not cached are keyed and hashed now. In compatibility mode those flagged full keep the hash
-        they have.
+        Blocks that are not cached are keyed and hashed now; cached ones stay as listeners know them.
         C++: commitAndGetBlockHashesForRequest.
         """
         if llm_request.beam_width != 1:
@@ -744,8 +764,8 @@ class KVCacheManager:
         if window_size == RECURRENT_STATES and linear is not None and not self._compatibility:
             return self._count_states(llm_request, linear)
         length = llm_request.encoder_output_len if self.cross_kv else llm_request.prompt_len
-        num_drafts = max(llm_request.num_draft_tokens, self._draft_token_reserve)
-        cached_len = min(length, window_size + self._chunk_size) + self._num_extra_kv_tokens + num_drafts
+        most_tokens = self._most_context_tokens(window_size)
+        cached_len = min(length, most_tokens) + self._num_tokens_behind(llm_request)
         if window_size == RECURRENT_STATES and linear is not None:
             return linear.calc_num_blocks_needed_for_req(cached_len, tokens_per_block, self._enable_block_reuse)
         num_shared = cached_len // tokens_per_block
@@ -753,12 +773,33 @@ class KVCacheManager:
         if not credit_reuse or not self._uses_summary(llm_request):
             return required
         summary = self.analyze_prefix_reuse(llm_request) if cached_summary is None else cached_summary
-        input_len = min(llm_request.prompt_len, window_size + self._chunk_size)
+        input_len = min(llm_request.prompt_len, most_tokens)
         if input_len < 1:
             raise InvalidInputError(f"request {llm_request.request_id} has an empty prompt; give at least 1 token")
         limit = min(num_shared, (input_len - 1) // tokens_per_block)
         llm_request.set_estimated_reusable_tokens(min(summary.reusable_blocks_all, limit) * tokens_per_block)
         return required - min(summary.reusable_blocks_allocated, limit)
+
+    def _num_tokens_behind(self, llm_request: LlmRequest) -> int:
+        """Slots behind a request's tokens: the extra ones and those of its drafts."""
+        return self._num_extra_kv_tokens + max(llm_request.num_draft_tokens, self._draft_token_reserve)
+
+    def _most_context_tokens(self, window_size: WindowSize) -> int:
+        """Prompt tokens that take blocks at admission: a sliding window lets go of the first ones only later.
+
+        The recorded budgets reckon with a window and a chunk, and so admit more than fits.
+        """
+        if self._compatibility:
+            return window_size + self._chunk_size
+        return self._get_window_metadata(window_size).max_token_num
+
+    def _get_window_metadata(self, window_size: WindowSize) -> WindowSizeMetadata:
+        metadata = self.window_sizes_metadata.get(window_size)
+        if metadata is None:
+            raise UnknownIdError(
+                f"window {window_size} is not managed; choose one of {list(self.window_sizes_metadata)}"
+            )
+        return metadata
 
     def _needed_for_generation(
         self, llm_request: LlmRequest, two_steps_look_ahead: bool, window_size: WindowSize
@@ -773,17 +814,16 @@ class KVCacheManager:
             return linear.calc_num_additional_blocks_needed_for_req(
                 num_tokens, llm_request.prompt_len, tokens_per_block, self._enable_block_reuse
             )
-        metadata = self.window_sizes_metadata.get(window_size)
-        if metadata is None:
-            raise UnknownIdError(
-                f"window {window_size} is not managed; choose one of {list(self.window_sizes_metadata)}"
-            )
+        metadata = self._get_window_metadata(window_size)
         tokens_per_step = max(llm_request.num_draft_tokens, self._draft_token_reserve) + 1
         num_next = min(
             num_tokens + (2 if two_steps_look_ahead else 1) * tokens_per_step,
             metadata.max_blocks_per_seq * tokens_per_block,
         )
         new_blocks = ceil_div(num_next, tokens_per_block) - ceil_div(num_tokens, tokens_per_block)
+        if metadata.is_swa and not self._compatibility:
+            manager = self._block_manager.get_window_block_manager(window_size)
+            new_blocks = max(new_blocks - manager.sequences.count_freed_by_sliding(sequence, num_next), 0)
         return new_blocks * llm_request.beam_width
 
     def get_remaining_blocks_to_completion(
@@ -845,6 +885,10 @@ class KVCacheManager:
         tokens_per_block = self._tokens_per_block
         prompt_len, beam_width = llm_request.prompt_len, llm_request.beam_width
         final_len = prompt_len + llm_request.max_new_tokens
+        if not self._compatibility:
+            final_len += self._num_tokens_behind(llm_request)
+        if final_len > window_size and not self._compatibility:
+            return self._remaining_sliding(llm_request, window_size, cached_summary)
         held_tokens = window_size + self._chunk_size
         num_context = trunc_div(min(prompt_len, held_tokens), tokens_per_block)
         num_total = -trunc_div(-min(final_len, held_tokens), tokens_per_block)
@@ -876,6 +920,28 @@ class KVCacheManager:
         if num_allocated < num_context - num_reusable:
             return num_context - num_reusable - num_allocated + (num_total - num_context + num_extra) * beam_width
         return (num_total - num_reusable - num_allocated + num_extra) * beam_width
+
+    def _remaining_sliding(
+        self, llm_request: LlmRequest, window_size: WindowSize, cached_summary: PrefixReuseSummary | None
+    ) -> int:
+        """Blocks until completion of a sequence that outgrows its window, so that it never lacks one. Not negative.
+
+        It holds its whole prompt at first, then a window and a block. Blocks that others hold too count as not held,
+        since they do not become free when this sequence leaves them.
+        """
+        tokens_per_block = self._tokens_per_block
+        prompt_len = min(llm_request.prompt_len, self._get_window_metadata(window_size).max_token_num)
+        final_len = llm_request.prompt_len + llm_request.max_new_tokens + self._num_tokens_behind(llm_request)
+        most_blocks = ceil_div(min(final_len, window_size + tokens_per_block - 1), tokens_per_block)
+        sequence = self._sequences.get(llm_request.request_id)
+        if sequence is not None:
+            num_held = self._block_manager.get_window_block_manager(window_size).sequences.count_held_alone(sequence)
+            return max(most_blocks * llm_request.beam_width - num_held, 0)
+        if self._uses_summary(llm_request) and llm_request.is_context_init_state:
+            summary = self.analyze_prefix_reuse(llm_request) if cached_summary is None else cached_summary
+            num_reusable = min(summary.reusable_blocks_all, (prompt_len - 1) // tokens_per_block)
+            llm_request.set_estimated_reusable_tokens(num_reusable * tokens_per_block)
+        return max(most_blocks, ceil_div(prompt_len, tokens_per_block)) * llm_request.beam_width
 
     def get_max_capacity_batch_size(self, input_length: int, output_length: int) -> int:
         """Sequences of these lengths that fit at once: the minimum over windows. C++: getMaxCapacityBatchSize."""
@@ -1029,8 +1095,20 @@ class KVCacheManager:
             self._block_manager.flush_iteration_events()
 
     def get_latest_events(self, timeout_ms: float | None = None) -> list[KVCacheEvent]:
-        """Flushed events since the last call; waits up to the timeout if there are none. C++: getLatestEvents."""
+        """Flushed events since the last call, oldest first. C++: getLatestEvents.
+
+        With a timeout, waits for a flush if there are none; without one, or with 0, returns at once what is there.
+        Raises InvalidInputError for a manager without an event manager.
+        """
         return self._block_manager.get_latest_events(timeout_ms)
+
+    def get_cached_block_events(self) -> list[KVCacheEvent]:
+        """Created and stored events that describe the cache as it is now, for a listener that starts late or lost some.
+
+        All have the id of the last event so far, so a listener goes on with the next one. Changes nothing.
+        """
+        with self._lock:
+            return self._block_manager.get_cached_block_events()
 
     def refresh_blocks(self) -> None:
         """Apply expired durations, and order compute work behind transfers. C++: refreshBlocks."""
@@ -1091,13 +1169,16 @@ class KVCacheManager:
 
 
 def _commit_hashes(blocks: Sequence[KVCacheBlock], keys: Sequence[PackedKey]) -> list[int]:
-    """Chain hashes of full blocks; those not in the tree receive key and hash, cached ones keep their own key."""
-    hashes: list[int] = []
+    """Chain hashes of the keys; each block that is not cached takes its key and hash."""
+    hashes = []
+    value = 0
     for block, key in zip(blocks, keys, strict=True):
-        hashes.append(hash_block_key(key, hashes[-1] if hashes else ROOT_HASH))
+        is_known = block.lookup_node is not None and block.block_key == key
+        value = block.hash if is_known else hash_block_key(key, value)
         if block.is_detached and not block.is_placeholder:
             block.set_block_key(key, is_full=True)
-            block.set_hash(hashes[-1])
+            block.set_hash(value)
+        hashes.append(value)
     return hashes
 
 

@@ -81,6 +81,16 @@ class PoolTensors:
         """Whether the tensors exist."""
         return any(pool.primary is not None for pool in self._pools)
 
+    @property
+    def primary_bytes(self) -> int:
+        """Bytes of all primary tensors, allocated or not."""
+        return sum(pool.primary_bytes for pool in self._pools)
+
+    @property
+    def pools(self) -> Sequence[KVCacheBlockPool]:
+        """All pools in order."""
+        return self._pools
+
     # -- views ----------------------------------------------------------------------------------
 
     def get_buffers(self, layer_idx: int, kv_layout: KvLayout | str | None = None) -> torch.Tensor:

@@ -244,10 +244,14 @@ class Trie(Generic[K, V]):
     def insert_nodes(self, prefix: Iterable[K]) -> list[Node[K, V]]:
         """The nodes along a prefix, creating those that are missing."""
         node = self._root
-        result = []
+        result: list[Node[K, V]] = []
         for key in prefix:
             child = node.find_matching_node(key)
-            node = node.insert_node(key) if child is None else child
+            if child is None:
+                child = node.insert_node(key)
+                if result and child.parent is not None:
+                    result[-1] = child.parent  # a node may give way to another when it gets a second child
+            node = child
             result.append(node)
         return result
 

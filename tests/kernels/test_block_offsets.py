@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from trtkv.common import RECURRENT_STATES, CacheType, DataType
 from trtkv.errors import ConfigurationError, InvalidInputError
 from trtkv.kernels.block_offsets import OffsetRule, make_offset_rule, scatter_block_offsets
 from trtkv.kernels.kernel_launch import Backend
 from trtkv.kernels.offset_table import DeviceOffsetTable
 from trtkv.kernels.staging_ring import StagingRing
 from trtkv.kv_cache_index import NULL_ENTRY
+from trtkv.kv_cache_manager import KVCacheManager
+from trtkv.linear_attention import LinearAttentionMetadata
+from trtkv.llm_request import LlmRequest
 
 # Two windows: the first with two head counts and block scales, the second keys only, the third recurrent states.
 RULES = [
@@ -124,7 +129,7 @@ def test_wrong_slots_are_refused_and_change_nothing() -> None:
         (0, 0, [1, 2], 7),
         (0, 0, [1], -1),
         (0, 0, [50], 0),
-        (0, 0, [-1], 0),
+        (0, 0, [-2], 0),
     ]:
         with pytest.raises(InvalidInputError):
             table.set_row(window, row, slots, column)
@@ -176,3 +181,43 @@ def test_on_the_cpu_the_sent_values_are_a_copy() -> None:
     sent = StagingRing("cpu").send(values)
     values[:] = 9
     assert sent.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["head counts and windows", "keys only with index keys", "nvfp4", "recurrent"])
+def test_table_of_a_manager_equals_its_own_offsets(kind: str, backend: Backend) -> None:
+    manager = make_manager(kind)
+    num_rows, width = 4, manager.max_blocks_per_seq
+    table = DeviceOffsetTable.for_pools(manager.pool_tensors.pools, num_rows, width, backend=backend)
+    expected = np.zeros((manager.num_pools, num_rows, 2, width), dtype=np.int32)
+    requests = [LlmRequest(number, range(7 * number, 7 * number + 13), 20) for number in range(num_rows)]
+    manager.add_sequence_batch([(request.request_id, 13, 1) for request in requests], requests)
+    for step in range(12):
+        for request in requests:
+            request.add_new_token(step)
+            manager.add_token(request.request_id)
+            sequence = manager.get_sequence(request.request_id)
+            for window_idx, window_size in enumerate(manager.window_sizes_metadata):
+                window = sequence.get_window(window_size)
+                table.set_row(window_idx, request.request_id, window.slots[0][: len(window.block_ids[0])])
+            manager.copy_block_offsets(expected, request.request_id, request.request_id)
+        table.flush()
+        assert np.array_equal(table.table.numpy(), expected), step
+    assert (expected == NULL_ENTRY).any() == (kind == "recurrent")
+
+
+def make_manager(kind: str) -> KVCacheManager:
+    """A manager with pools of one kind."""
+    sizes: dict[str, Any] = {"max_sequence_length": 32, "enable_partial_reuse": False}
+    windows = {16: (40, 0), 32: (50, 0)}
+    if kind == "head counts and windows":
+        return KVCacheManager([2, 1, 2, 4], 8, 4, windows, 8, 1, [16, 32], **sizes)
+    if kind == "keys only with index keys":
+        sizes |= {"cache_type": CacheType.SELFKONLY, "enable_indexer_k_cache": True}
+        return KVCacheManager([1, 1], 8, 4, {32: (50, 0)}, 8, 1, [32], **sizes, indexer_k_cache_index_head_dim=128)
+    if kind == "nvfp4":
+        return KVCacheManager([2, 4], 32, 4, {32: (50, 0)}, 8, 1, [32], DataType.NVFP4, **sizes)
+    linear = LinearAttentionMetadata(linear_layer_indices=[1], states_snapshot_interval=8)
+    windows = {RECURRENT_STATES: (30, 0), 32: (50, 0)}
+    return KVCacheManager(
+        [2, 2], 8, 4, windows, 8, 1, [32, RECURRENT_STATES], **sizes, linear_attention_metadata=linear
+    )

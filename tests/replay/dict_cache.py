@@ -1,7 +1,7 @@
 """An unlimited prefix cache in a few lines: what a replay must count when nothing is ever evicted.
 
-It knows no blocks being allocated, shared or evicted, only which token strings have been stored: a set of block
-prefixes when reuse is by whole blocks, a nested dict per token when a block may be reused in part.
+It knows no blocks being allocated, shared or evicted, only which token strings have been stored: a dict per block when
+reuse is by whole blocks, a dict per token when a block may be reused in part.
 """
 
 from __future__ import annotations
@@ -13,23 +13,29 @@ from trtkv.replay.trace import TraceRequest
 
 
 class BlockPrefixes:
-    """Reuse by whole blocks: the stored prefixes that end at a block boundary."""
+    """Reuse by whole blocks: a trie of blocks."""
 
     def __init__(self, tokens_per_block: int) -> None:
         self._tokens_per_block = tokens_per_block
-        self._prefixes: set[tuple[int, ...]] = set()
+        self._root: dict[tuple[int, ...], Any] = {}
 
     def match(self, tokens: tuple[int, ...]) -> int:
-        length = 0
-        while length + self._tokens_per_block <= len(tokens):
-            if tokens[: length + self._tokens_per_block] not in self._prefixes:
+        node, length = self._root, 0
+        for block in self._full_blocks(tokens):
+            if block not in node:
                 break
+            node = node[block]
             length += self._tokens_per_block
         return length
 
     def store(self, tokens: tuple[int, ...]) -> None:
-        for end in range(self._tokens_per_block, len(tokens) + 1, self._tokens_per_block):
-            self._prefixes.add(tokens[:end])
+        node = self._root
+        for block in self._full_blocks(tokens):
+            node = node.setdefault(block, {})
+
+    def _full_blocks(self, tokens: tuple[int, ...]) -> list[tuple[int, ...]]:
+        size = self._tokens_per_block
+        return [tokens[start : start + size] for start in range(0, len(tokens) - size + 1, size)]
 
 
 class TokenPrefixes:

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import pytest
 
-from tools.check_reference_runs import compare, load_runs, load_trace
+from tools.check_reference_runs import describe, load_runs, load_trace, outcomes_of
 from trtkv.replay.replay_config import ReplayConfig
 from trtkv.replay.replay_result import replay_trace
 
 
-def differences(shared_dir, *selection: str) -> list[str]:
+def differences(shared_dir, mode: str, *selection: str) -> list[str]:
     runs = load_runs(shared_dir, selection)
     assert runs, f"no reference run has {selection}"
-    outcomes = [compare(run, shared_dir) for run in runs]
-    return [f"{outcome.run}: {'; '.join(outcome.differences)}" for outcome in outcomes if outcome.differences]
+    outcomes = [outcomes_of(run, shared_dir, mode) for run in runs]
+    return [describe(outcome) for outcome in outcomes if outcome[-1].differences]
 
 
 def test_token_ids_with_eviction_and_host_tier(shared_dir):
-    assert differences(shared_dir, "trace=sharegpt-llama", "tokens_per_block=32", "window=None") == []
+    assert differences(shared_dir, "auto", "trace=sharegpt-llama", "tokens_per_block=32", "live=32") == []
+
+
+def test_without_partial_reuse_the_plain_mode_has_the_same_counts(shared_dir):
+    selection = ("trace=sharegpt-llama", "tokens_per_block=16", "partial_reuse=False", "window=None", "live=32")
+    assert differences(shared_dir, "plain", *selection) == []
 
 
 def test_hash_ids_with_eviction_and_host_tier(shared_dir):
-    assert differences(shared_dir, "trace=conversation-2000", "tokens_per_block=512", "capacity_tokens=1000000") == []
+    selection = ("trace=conversation-2000", "tokens_per_block=512", "capacity_tokens=1000000", "live=64")
+    assert differences(shared_dir, "auto", *selection) == []
 
 
 def test_a_sliding_window_alone_and_beside_full_attention(shared_dir):
-    assert differences(shared_dir, "trace=sharegpt-llama", "window=512", "live=8", "capacity_tokens=60000") == []
+    selection = ("trace=sharegpt-llama", "window=512", "capacity_tokens=60000", "host_tokens=60000", "live=8")
+    assert differences(shared_dir, "auto", *selection) == []
 
 
 @pytest.mark.slow

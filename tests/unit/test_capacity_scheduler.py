@@ -8,6 +8,7 @@ import pytest
 
 from tests.scheduler_fakes import FakeKvCacheManager, FakePeftCacheManager, generating, ids, make_request
 from trtkv.errors import ConfigurationError, InvalidInputError, OutOfBlocksError
+from trtkv.kv_cache_manager import KVCacheManager
 from trtkv.llm_request import LlmRequest, LlmRequestState
 from trtkv.scheduler.capacity_scheduler import CapacityScheduler
 from trtkv.scheduler.scheduler_config import CapacitySchedulerPolicy
@@ -276,10 +277,17 @@ def test_a_request_without_encoder_tokens_is_no_error_unless_recorded_behaviour_
 # -- requests that can never fit ------------------------------------------------------------------------
 
 
+def make_manager(num_blocks: int) -> KVCacheManager:
+    """One window of 64 tokens in blocks of 4."""
+    return KVCacheManager([1], 1, 4, {64: (num_blocks, 0)}, 8, 4, [64], max_sequence_length=64)
+
+
 @pytest.mark.parametrize("policy", list(CapacitySchedulerPolicy))
 def test_a_request_larger_than_the_pool_is_refused_with_the_numbers(policy: CapacitySchedulerPolicy) -> None:
     scheduler = CapacityScheduler(8, policy)
-    manager = FakeKvCacheManager(5, holds={9: [0, 1, 2, 3]})
+    manager = make_manager(5)
+    other = LlmRequest(9, range(100, 116))
+    manager.add_sequence((9, 16, 1), other)
     # 12 prompt tokens and 8 new ones fill exactly 5 blocks of 4; blocks held by others do not matter.
     fitting = make_request(1, 12, max_new_tokens=8)
     fitting.set_estimated_reusable_tokens(4)
@@ -289,13 +297,24 @@ def test_a_request_larger_than_the_pool_is_refused_with_the_numbers(policy: Capa
         scheduler.check_can_ever_fit(make_request(2, 12, max_new_tokens=9), manager)
 
 
-def test_every_beam_counts_when_a_request_is_refused() -> None:
-    scheduler = CapacityScheduler(8, NO_EVICT)
+@pytest.mark.parametrize("policy", list(CapacitySchedulerPolicy))
+def test_every_beam_counts_when_a_request_is_refused(policy: CapacitySchedulerPolicy) -> None:
+    scheduler = CapacityScheduler(8, policy)
     request = make_request(1, 10, max_new_tokens=4, beam_width=4)
     # 2 shared blocks; 2 + 4 tokens of each beam take 2 blocks of its own.
-    scheduler.check_can_ever_fit(request, FakeKvCacheManager(10))
+    scheduler.check_can_ever_fit(request, make_manager(10))
     with pytest.raises(OutOfBlocksError, match="needs 10 blocks"):
-        scheduler.check_can_ever_fit(request, FakeKvCacheManager(9))
+        scheduler.check_can_ever_fit(request, make_manager(9))
+
+
+@pytest.mark.parametrize(("look_ahead", "num_blocks"), [(False, 6), (True, 7)])
+def test_what_the_last_step_reserves_counts_under_max_utilization(look_ahead: bool, num_blocks: int) -> None:
+    scheduler = CapacityScheduler(8, MAX_UTILIZATION, two_steps_look_ahead=look_ahead)
+    # 19 tokens are there before the last step, which reserves 4 with its drafts, or twice as many.
+    request = make_request(1, 12, max_new_tokens=8, num_draft_tokens=3)
+    scheduler.check_can_ever_fit(request, make_manager(num_blocks))
+    with pytest.raises(OutOfBlocksError, match=f"needs {num_blocks} blocks"):
+        scheduler.check_can_ever_fit(request, make_manager(num_blocks - 1))
 
 
 def test_an_adapter_larger_than_its_cache_is_refused() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,18 +42,17 @@ def replay(
     live: Annotated[int, typer.Option(help="Most requests live at a time.")] = 1,
     window: Annotated[
         list[str] | None,
-        typer.Option(metavar="W|full", help="Attention window of a layer in tokens; may be repeated.  [default: full]"),
-    ] = None,
-    partial_reuse: Annotated[
-        bool, typer.Option("--partial-reuse/--no-partial-reuse", help="Reuse a part of a cached block.")
-    ] = True,
-    copy_on_partial_reuse: Annotated[
-        bool,
         typer.Option(
-            "--copy-on-partial-reuse/--no-copy-on-partial-reuse",
-            help="Copy the reused part even when the cached block is not in use.",
+            metavar="W|full", help="Attention window of a layer in tokens; may be repeated. Without it: full."
         ),
-    ] = True,
+    ] = None,
+    no_partial_reuse: Annotated[
+        bool, typer.Option("--no-partial-reuse", help="Reuse whole cached blocks only.")
+    ] = False,
+    no_copy_on_partial_reuse: Annotated[
+        bool,
+        typer.Option("--no-copy-on-partial-reuse", help="Take a part of a block over in place or not at all."),
+    ] = False,
     compatibility: Annotated[
         bool, typer.Option("--compatibility", help="Behave exactly like the original, its faults included.")
     ] = False,
@@ -71,8 +73,8 @@ def replay(
         capacity_tokens=_parse_capacity(capacity_tokens),
         host_tokens=_parse_tokens("--host-tokens", host_tokens),
         live=live,
-        partial_reuse=partial_reuse,
-        copy_on_partial_reuse=copy_on_partial_reuse,
+        partial_reuse=not no_partial_reuse,
+        copy_on_partial_reuse=not no_copy_on_partial_reuse,
         windows=tuple(map(_parse_window, window or ["full"])),
         compatibility=compatibility,
     )
@@ -98,9 +100,21 @@ def _run(trace: RequestTrace, config: ReplayConfig) -> ReplayResult:
     from trtkv.replay.replay_result import replay_trace
     from trtkv.replay.report import progress_bar
 
-    with progress_bar(len(trace.requests)) as progress:
+    with progress_bar(len(trace.requests)) as progress, _without_cycle_collector():
         result, _ = replay_trace(trace, config, progress=progress)
     return result
+
+
+@contextmanager
+def _without_cycle_collector() -> Iterator[None]:
+    """A replay makes no cyclic garbage, but the collector would walk all cached blocks again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _show(result: ReplayResult, json_file: str | None) -> None:

@@ -10,13 +10,18 @@ from numpy.typing import NDArray
 
 from trtkv.common import MAX_INT32
 from trtkv.errors import ConfigurationError, InvalidInputError
-from trtkv.kernels.block_offsets import OffsetRule, scatter_block_offsets
+from trtkv.kernels.block_offsets import OffsetRule, make_offset_rule, scatter_block_offsets
 from trtkv.kernels.kernel_launch import Backend
 from trtkv.kernels.staging_ring import StagingRing
 from trtkv.kv_cache_index import NULL_ENTRY
 
 if TYPE_CHECKING:
     import torch
+
+    from trtkv.kv_cache_block_pool import KVCacheBlockPool
+
+_UNKNOWN = -(2**31)
+"""Stands in the host copy at positions never set."""
 
 
 class DeviceOffsetTable:
@@ -54,8 +59,32 @@ class DeviceOffsetTable:
         rule_rows = [[*rule, 0] for rule in rules]
         self._rules = torch.tensor(rule_rows, dtype=torch.int32, device=device)
         self._num_slots = list(num_slots_per_window)
-        self._shadow = np.full((len(num_slots_per_window), num_rows, max_blocks_per_seq), -1, dtype=np.int32)
+        self._shadow = np.full((len(num_slots_per_window), num_rows, max_blocks_per_seq), _UNKNOWN, dtype=np.int32)
         self._changed_columns: dict[tuple[int, int], list[NDArray[np.intp]]] = {}
+
+    @classmethod
+    def for_pools(
+        cls,
+        pools: Sequence[KVCacheBlockPool],
+        num_rows: int,
+        max_blocks_per_seq: int,
+        device: torch.device | str = "cpu",
+        backend: Backend = None,
+    ) -> DeviceOffsetTable:
+        """Table for all pools of a manager; windows count from 0 in the order in which they appear."""
+        windows = list(dict.fromkeys(pool.window_size for pool in pools))
+        rules = [
+            make_offset_rule(
+                windows.index(pool.window_size),
+                pool.num_layers,
+                pool.kv_factor,
+                pool.layer_first_layout,
+                is_k_only=pool.kv_factor == 1,
+            )
+            for pool in pools
+        ]
+        num_slots = {pool.window_size: pool.num_primary_blocks for pool in pools}
+        return cls(rules, [num_slots[window] for window in windows], num_rows, max_blocks_per_seq, device, backend)
 
     def set_row(
         self, window_idx: int, row: int, slots: Sequence[int] | NDArray[np.int32], first_column: int = 0

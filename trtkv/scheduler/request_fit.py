@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trtkv.capacity_estimation import calculate_max_block_requirements
-from trtkv.common import WindowSize
+from trtkv.common import WindowSize, ceil_div
 from trtkv.errors import OutOfBlocksError
 from trtkv.linear_attention import has_recurrent_states_cache
 from trtkv.llm_request import LlmRequest
@@ -18,8 +17,9 @@ def check_blocks_can_ever_fit(
 ) -> None:
     """Raise OutOfBlocksError if some window has fewer primary blocks than the request holds at its largest.
 
-    ``to_completion``: whether requests are admitted by their blocks up to completion, which then must fit
-    as well. For a request that has not started. Changes nothing.
+    ``to_completion``: whether requests are admitted by their blocks up to completion. Otherwise they may be
+    paused at any length and start again with all their tokens as a prompt, of which a sliding window holds
+    every block at first. For a request that has not started. Changes nothing.
     """
     for window, metadata in manager.window_sizes_metadata.items():
         required = _count_required_blocks(request, manager, window, metadata, num_steps_look_ahead, to_completion)
@@ -57,27 +57,21 @@ def _count_required_blocks(
     try:
         required = manager.get_needed_blocks_one_step(request, False, window, _NO_REUSE)
         if to_completion:
-            remaining = manager.get_remaining_blocks_to_completion(request, window, _NO_REUSE)
-            required = max(required, remaining)
+            return max(required, manager.get_remaining_blocks_to_completion(request, window, _NO_REUSE))
     finally:
         request.set_estimated_reusable_tokens(estimate)
     if has_recurrent_states_cache(window) or manager.cross_kv:
         return required
-    return max(required, _count_peak_blocks(request, manager.tokens_per_block, metadata, num_steps_look_ahead))
+    return max(required, _count_last_step_blocks(request, manager.tokens_per_block, metadata, num_steps_look_ahead))
 
 
-def _count_peak_blocks(
+def _count_last_step_blocks(
     request: LlmRequest, tokens_per_block: int, metadata: WindowSizeMetadata, num_steps_look_ahead: int
 ) -> int:
-    """Blocks held at most: the whole prompt at admission, later up to a window and the drafts of a step."""
-    max_tokens = metadata.max_blocks_per_seq * tokens_per_block
-    prompt_len = min(request.prompt_len, max_tokens)
-    num_shared = prompt_len // tokens_per_block
-    at_admission = num_shared + (request.beam_width if prompt_len % tokens_per_block else 0)
-    step_tokens = num_steps_look_ahead * (request.num_draft_tokens + 1)
-    num_new_tokens = max(request.max_new_tokens - 1 + step_tokens, 0)
-    num_new_tokens = min(num_new_tokens, max_tokens - prompt_len)
-    while_generating = calculate_max_block_requirements(
-        prompt_len, num_new_tokens, 0, metadata.window_size, request.beam_width, tokens_per_block
-    )
-    return max(at_admission, while_generating)
+    """Blocks of all tokens of a request and of what its last step reserves; whole prompt blocks count once."""
+    num_step_tokens = num_steps_look_ahead * (request.num_draft_tokens + 1)
+    num_tokens = request.prompt_len + request.max_new_tokens - 1 + num_step_tokens
+    num_tokens = min(num_tokens, metadata.max_blocks_per_seq * tokens_per_block)
+    num_shared = min(request.prompt_len, num_tokens) // tokens_per_block
+    num_own = ceil_div(num_tokens - num_shared * tokens_per_block, tokens_per_block)
+    return num_shared + num_own * request.beam_width

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trtkv.block_key import token_bytes
 from trtkv.common import PRIMARY_LEVEL, SECONDARY_LEVEL, KvCacheTransferMode, Priority
 from trtkv.eviction_policy import LRUEvictionPolicy
@@ -96,17 +98,36 @@ class BlockClaimer:
     ) -> None:
         self._transfer_manager.offload(block, offload_block, self._pools.pools, 0, mode, directory)
         block.swap_memory_pool_block_offset(offload_block)
-        if self._event_manager is not None and self._matcher.block_in_radix_tree(block):
+        if self._event_manager is not None and self.is_announced(block):
             self._event_manager.enqueue_updated_event(
                 KVCacheUpdatedData(block.hash, cache_level=(PRIMARY_LEVEL, SECONDARY_LEVEL)),
                 self._settings.window_size,
             )
 
+    def is_announced(self, block: KVCacheBlock) -> bool:
+        """Whether listeners count the block as cached: it is in the tree.
+
+        The reference asks for a block at the parent position too, so that listeners never hear of the end of others.
+        """
+        if self._settings.compatibility:
+            return self._matcher.block_in_radix_tree(block)
+        return block._lookup_node is not None and not block.is_placeholder
+
     def remove_from_tree(self, block: KVCacheBlock) -> None:
         """Detach one block, reporting it as removed; its descendants stay."""
-        if self._event_manager is not None and self._matcher.block_in_radix_tree(block):
+        if self._event_manager is not None and self.is_announced(block):
             self._event_manager.enqueue_removed_event(block, self._settings.window_size)
         block.detach_from_lookup_node()
+
+    def report_expired(self, expired: Sequence[tuple[KVCacheBlock, Priority]]) -> None:
+        """Tell listeners which cached blocks fell back to the default priority; recorded: nobody is told."""
+        if self._event_manager is None or self._settings.compatibility:
+            return
+        for block, old in expired:
+            if self.is_announced(block):
+                self._event_manager.enqueue_updated_event(
+                    KVCacheUpdatedData(block.hash, priority=(old, block._priority)), self._settings.window_size
+                )
 
     def onboard_block(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> None:
         """Bring a claimed secondary block to the primary level; nothing for others.
@@ -118,7 +139,7 @@ class BlockClaimer:
         helper = self.get_free_block(mode=mode, directory=directory)
         self._transfer_manager.onboard(block, helper, self._pools.pools, 0, mode, directory)
         block.swap_memory_pool_block_offset(helper)
-        if self._event_manager is not None:
+        if self._event_manager is not None and (self._settings.compatibility or self.is_announced(block)):
             self._event_manager.enqueue_updated_event(
                 KVCacheUpdatedData(block.hash, cache_level=(SECONDARY_LEVEL, PRIMARY_LEVEL)),
                 self._settings.window_size,
@@ -126,13 +147,20 @@ class BlockClaimer:
         self._policy.release_block(helper)
 
     def offload_block(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> None:
-        """Move a primary block to the secondary level, whoever holds it; a queue place of it is not changed.
+        """Move a primary block to the secondary level, whoever holds it; a free one moves to the queue there.
 
-        Meant for blocks that somebody holds. C++: WindowBlockManager::offloadBlock.
+        The block that lay there is overwritten, so it leaves the tree. C++: WindowBlockManager::offloadBlock.
         """
         if block.is_placeholder or not block.is_primary:
             return
         offload_block, _ = self._policy.get_free_block(SECONDARY_LEVEL)
         self._policy.claim_block(offload_block)
+        is_free = block._free_queue is not None and not self._settings.compatibility
+        if is_free:
+            self._policy.claim_block(block, duration_ms=block._duration_ms)
         self._swap_out(block, offload_block, mode, directory)
+        if offload_block._lookup_node is not None and not self._settings.compatibility:
+            self.remove_from_tree(offload_block)
         self._policy.release_block(offload_block)
+        if is_free:
+            self._policy.release_block(block)

@@ -375,11 +375,17 @@ class BlockLoader:
             priority, duration_ms = retentions[index]
             if block._block_id == PLACEHOLDER_BLOCK_ID:
                 continue
-            if priority is not None and block._priority != priority and self._event_manager is not None:
+            is_held_source = index == last and claim.is_partial and block._ref_count > 0
+            if (
+                priority is not None
+                and block._priority != priority
+                and self._event_manager is not None
+                and (self._settings.compatibility or (not is_held_source and self._claimer.is_announced(block)))
+            ):
                 self._event_manager.enqueue_updated_event(
                     KVCacheUpdatedData(block.hash, priority=(block._priority, priority)), self._settings.window_size
                 )
-            if index == last and claim.is_partial and block._ref_count:
+            if is_held_source:
                 continue
             claim_block(block, priority, duration_ms)
 
@@ -448,7 +454,11 @@ class BlockLoader:
         if is_partial and claim.needs_copy:
             block = self._copy_source(claim, index, block)
         elif is_partial:
-            block.free_leaf_block()
+            check(block.is_leaf, f"block {block._block_id} is no leaf and cannot be taken over")
+            if self._settings.compatibility:
+                block.detach_from_lookup_node()  # recorded: listeners are not told
+            else:
+                self._claimer.remove_from_tree(block)
         self._claimer.onboard_block(block, claim.mode, claim.directory)
         add_block_to_all_beams(block, window, claim.beam_width)
         if is_partial and claim.needs_copy and not self._settings.compatibility:

@@ -24,6 +24,7 @@ from trtkv.eviction_policy import FreshBlocks, LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest
 from trtkv.kv_cache_block import KVCacheBlock, PlaceholderBlock, create_root_block, create_swa_placeholder
 from trtkv.kv_cache_event_manager import KVCacheEventManager
+from trtkv.kv_cache_events import KVCacheStoredData
 from trtkv.kv_cache_index import make_index
 from trtkv.kv_cache_transfer_manager import KVCacheTransferManager
 from trtkv.llm_request import LlmRequest
@@ -120,6 +121,7 @@ class WindowBlockManager:
         self.storer = BlockStorer(
             settings,
             self.matcher,
+            self.claimer,
             self.eviction_policy,
             self.sequences,
             event_manager,
@@ -336,6 +338,10 @@ class WindowBlockManager:
         if self.recurrent is not None:
             self.recurrent.forget(sequence.request_id)
 
+    def describe_cached_blocks(self) -> list[KVCacheStoredData]:
+        """What is in the tree, one stored event a block, each behind its ancestors. Changes nothing."""
+        return self.matcher.describe_blocks()
+
     def pin_blocks(self, request_id: RequestId) -> None:
         """One reference more on every block a sequence holds."""
         self.releaser.pin_blocks(request_id)
@@ -356,8 +362,16 @@ class WindowBlockManager:
         self.releaser.truncate_blocks(keys, num_tokens_to_keep)
 
     def reset_reuse_state(self, tree: UnifiedBlockTree) -> None:
-        """Use an empty tree from now on; cached blocks keep their keys and places until they are recycled."""
+        """Use an empty tree from now on; cached blocks leave the old one and keep their keys and queue places.
+
+        Recorded: they stay attached to the old tree, and are reported as removed when they are recycled.
+        """
+        if not self.settings.compatibility:
+            for block in reversed(self.matcher.list_blocks()):
+                self.claimer.remove_from_tree(block)
         self.matcher.set_tree(tree, create_root_block(self.settings.channel))
+        for window in self.sequences.allocated_blocks_per_seq.values():
+            window.num_stored = 0
 
     def offload_block(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> None:
         """Move a primary block to the secondary level."""
@@ -388,7 +402,7 @@ class WindowBlockManager:
 
     def refresh_blocks(self) -> None:
         """Apply expiries and order compute work behind transfers. C++: refreshBlocks."""
-        self.eviction_policy.refresh()
+        self.claimer.report_expired(self.eviction_policy.refresh())
         self.transfer_manager.sync_transfers()
 
     def sync_transfer_manager_with_buffer_manager(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from trtkv.block_key import PackedKey
@@ -56,20 +57,21 @@ class BlockReleaser:
         """One reference more on every entry a sequence holds. C++: pinBlocks."""
         for block in self._sequences.get_window(request_id).held:
             if block._block_id != PLACEHOLDER_BLOCK_ID:
-                block._ref_count += 1
+                self._sequences.add_pin(block)
 
     def check_can_unpin(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Raise if any of the blocks has fewer references than it is to lose. Changes nothing."""
-        for block in blocks:
-            if block._ref_count < blocks.count(block):
-                raise InvalidInputError(f"block {block._block_id} is not pinned as often as it is to be unpinned")
+        """Raise if any of the blocks has fewer pins than it is to lose. Changes nothing."""
+        for block, count in Counter(blocks).items():
+            pins = self._sequences.pin_counts.get(block, 0)
+            if pins < count:
+                raise InvalidInputError(
+                    f"block {block._block_id} has {pins} pins and is to lose {count}; unpin each id once per pin"
+                )
 
     def unpin_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Drop one reference of each; those nobody else holds go to the back of their queue."""
+        """Drop one pin of each; blocks that nobody else holds go to the back of their queue."""
         for block in blocks:
-            block.dec_ref_count()
-            if not block._ref_count:
-                self._policy.release_block(block)
+            self._sequences.drop_pin(block)
 
     # -- truncation ---------------------------------------------------------------------------------
 

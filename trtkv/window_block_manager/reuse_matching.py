@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from trtkv.block_key import PackedKey, num_key_tokens
+from trtkv.block_key import PackedKey, hash_block_key, num_key_tokens
 from trtkv.common import MAX_INT32
 from trtkv.kv_cache_block import KVCacheBlock
+from trtkv.kv_cache_event_manager import describe_stored_block
+from trtkv.kv_cache_events import KVCacheStoredData
 from trtkv.radix_block_tree import LookupNodePtr, UnifiedBlockTree
 from trtkv.templated_trie import ChildMap
 from trtkv.window_block_manager.settings import WindowSettings
@@ -187,6 +189,32 @@ class ReuseMatcher:
         if len(matches.blocks) != len(keys) or matches.blocks[-1] is self._placeholder:
             return None
         return matches.blocks[-1]
+
+    def list_blocks(self) -> list[KVCacheBlock]:
+        """Every block of this window in the tree, each behind its ancestors."""
+        return [block for block, _ in self._walk()]
+
+    def describe_blocks(self) -> list[KVCacheStoredData]:
+        """Stored events of every block in the tree but placeholders, each behind its ancestors."""
+        return [
+            KVCacheStoredData(parent_hash, [describe_stored_block(block)])
+            for block, parent_hash in self._walk()
+            if not block.is_placeholder
+        ]
+
+    def _walk(self) -> Iterator[tuple[KVCacheBlock, int | None]]:
+        """Blocks of this window in pre-order, each with the hash that its own is chained to (None at the root)."""
+        channel = self._settings.channel
+        stack: list[tuple[LookupNodePtr, int | None]] = [(node, None) for node in self.tree.root.ordered_children()]
+        while stack:
+            node, parent_hash = stack.pop()
+            block = node.get_value(channel)
+            if block is not None:
+                node_hash = block.hash
+                yield block, parent_hash
+            else:
+                node_hash = hash_block_key(node.key, parent_hash or 0)
+            stack.extend((child, node_hash) for child in node.ordered_children())
 
     def block_in_radix_tree(self, block: KVCacheBlock) -> bool:
         """Whether the block is in the tree below a block of its window. C++: WindowBlockManager::blockInRadixTree."""

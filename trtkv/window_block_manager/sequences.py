@@ -68,6 +68,7 @@ class SequenceBlocks:
         self.allocated_blocks_per_seq: dict[RequestId, SequenceWindow] = {}
         self.rewind_reserve = 0
         """Tokens by which a sequence may be rewound: a sliding window keeps that many more."""
+        self.pin_counts: dict[KVCacheBlock, int] = {}  # references that belong to no sequence
 
     def get_window(self, request_id: RequestId) -> SequenceWindow:
         """Blocks that a sequence holds in this window."""
@@ -75,6 +76,22 @@ class SequenceBlocks:
             return self.allocated_blocks_per_seq[request_id]
         except KeyError:
             raise UnknownIdError(f"request {request_id} holds no blocks; add its sequence first") from None
+
+    # -- pins -------------------------------------------------------------------------------------
+
+    def add_pin(self, block: KVCacheBlock) -> None:
+        """Add a reference that outlives sequences; the block must not be queued."""
+        block._ref_count += 1
+        self.pin_counts[block] = self.pin_counts.get(block, 0) + 1
+
+    def drop_pin(self, block: KVCacheBlock) -> None:
+        """Drop such a reference; a block nobody else holds goes to the back of its queue."""
+        block.dec_ref_count()
+        count = self.pin_counts.pop(block, 0)
+        if count > 1:
+            self.pin_counts[block] = count - 1
+        if not block._ref_count:
+            self._policy.release_block(block)
 
     # -- growing ----------------------------------------------------------------------------------
 
@@ -86,6 +103,18 @@ class SequenceBlocks:
         num_held = num_tokens - window.num_front_blocks_removed * settings.tokens_per_block
         excess = num_held - settings.window_size - self.rewind_reserve
         return max(0, excess // settings.tokens_per_block)
+
+    def count_freed_by_sliding(self, sequence: GenerationRequest, num_tokens: int) -> int:
+        """Blocks that become free when the window moves to this length; those others hold do not."""
+        window = sequence.get_window(self._settings.window_size)
+        first = window.num_front_blocks_removed
+        num_detached = self.num_detachable(sequence, window, num_tokens)
+        return sum(block._ref_count == 1 for block in window.held[first : first + num_detached])
+
+    def count_held_alone(self, sequence: GenerationRequest) -> int:
+        """Blocks of a sequence that nobody else holds."""
+        window = sequence.get_window(self._settings.window_size)
+        return sum(block._ref_count == 1 for block in window.held[window.num_front_blocks_removed :])
 
     def check_can_add_token(self, sequence: GenerationRequest) -> None:
         """Raise what the next ``adjust_blocks_if_needed`` would raise, before anything is changed."""
@@ -99,8 +128,7 @@ class SequenceBlocks:
             )
         if (num_tokens - 1) % settings.tokens_per_block:
             return
-        first = window.num_front_blocks_removed
-        freed = sum(block._ref_count == 1 for block in window.held[first : first + num_detached])
+        freed = self.count_freed_by_sliding(sequence, num_tokens)
         free = self._policy.get_num_free_blocks(0) + freed
         if free < sequence.beam_width:
             raise OutOfBlocksError(
@@ -191,7 +219,7 @@ class SequenceBlocks:
         if not inside or index >= len(window.held):
             return
         block = window.held[index]
-        if block._ref_count > 1 and self._is_cached_beyond(block, inside):
+        if block._ref_count > 1 and self._covers_more(block, inside):
             raise InvalidInputError(
                 f"rewinding request {sequence.request_id} by {num_tokens} tokens reaches into block {block._block_id}, "
                 f"which {block._ref_count} holders share; rewind to a block boundary"
@@ -204,12 +232,12 @@ class SequenceBlocks:
         if not inside or self._settings.is_recurrent_state or index >= len(window.held):
             return
         block = window.held[index]
-        if self._is_cached_beyond(block, inside) and block._ref_count == 1:
+        if block._ref_count == 1 and self._covers_more(block, inside):
             self._claimer.remove_from_tree(block)
 
     @staticmethod
-    def _is_cached_beyond(block: KVCacheBlock, num_tokens: int) -> bool:
-        """Whether the block is cached for more than its first tokens."""
+    def _covers_more(block: KVCacheBlock, num_tokens: int) -> bool:
+        """Whether a block is cached under more tokens than that, so that writing behind them would falsify it."""
         return block._lookup_node is not None and num_key_tokens(block._block_key) > num_tokens
 
     def release_last_block(self, sequence: GenerationRequest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from trtkv.block_key import HashLink, PackedKey, build_block_keys, num_key_tokens, resolve_hash
 from trtkv.common import PLACEHOLDER_BLOCK_ID, BlockId
@@ -13,6 +14,7 @@ from trtkv.kv_cache_event_manager import KVCacheEventManager
 from trtkv.llm_request import LlmRequest
 from trtkv.radix_block_tree import LookupNode, LookupNodePtr
 from trtkv.templated_trie import ChildMap
+from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.recurrent import RecurrentStates
 from trtkv.window_block_manager.reuse_matching import ReuseMatcher
 from trtkv.window_block_manager.sequences import SequenceBlocks
@@ -31,6 +33,14 @@ def usable_tokens(request: LlmRequest) -> int:
     return max(num_tokens - 1, 0)
 
 
+class StoredBlock(NamedTuple):
+    """A block just put into the tree, its node, and the hash that its own is chained to."""
+
+    block: KVCacheBlock
+    node: LookupNodePtr
+    parent_hash: HashLink | int
+
+
 class BlockStorer:
     """Stores blocks of one window for reuse. C++: storeBlocks and its callers."""
 
@@ -38,6 +48,7 @@ class BlockStorer:
         self,
         settings: WindowSettings,
         matcher: ReuseMatcher,
+        claimer: BlockClaimer,
         policy: LRUEvictionPolicy,
         sequences: SequenceBlocks,
         event_manager: KVCacheEventManager | None,
@@ -47,6 +58,7 @@ class BlockStorer:
     ) -> None:
         self._settings = settings
         self._matcher = matcher
+        self._claimer = claimer
         self._policy = policy
         self._sequences = sequences
         self._event_manager = event_manager
@@ -62,58 +74,114 @@ class BlockStorer:
         )
 
     def store_blocks(
-        self, keys: Sequence[PackedKey], blocks: Sequence[KVCacheBlock], pin_blocks: bool = False
+        self,
+        keys: Sequence[PackedKey],
+        blocks: Sequence[KVCacheBlock],
+        pin_blocks: bool = False,
+        window: SequenceWindow | None = None,
     ) -> list[BlockId]:
         """Store a chain of blocks under a chain of keys, from the root; the shorter list decides.
 
         A taken slot is left alone and its block becomes the parent of the rest. A free slot takes the
         sequence's block, from wherever it was. Out-of-window positions are passed. Returns the ids pinned.
+
+        The hash of a block chains the keys of all nodes above it, whether this window has blocks there or not.
+        (Recorded: those above it that have one, so that equal hashes can stand for different prefixes.)
         C++: WindowBlockManager::storeBlocks.
         """
         count = min(len(keys), len(blocks))
         if len(keys) > count:
             keys = keys[:count]
         if not pin_blocks and self._is_plain:
-            self._store_plain(keys, blocks)
+            self._store_plain(keys, blocks, window)
             return []
         nodes = self._matcher.tree.insert_nodes(keys)
         prev: KVCacheBlock = self._matcher.root_block
-        stored: list[KVCacheBlock] = []
+        parent_hash = prev._hash
+        stored: list[StoredBlock] = []
         pinned: list[BlockId] = []
         for node, block, key in zip(nodes, blocks, keys, strict=False):
             existing = node.get_value(self._settings.channel)
             if existing is not None and not (self._improves_placeholders and _is_better(block, existing)):
                 prev = existing
+                parent_hash = prev._hash
             elif block._block_id == PLACEHOLDER_BLOCK_ID:
                 prev = self._nearest_ancestor(node)
+                parent_hash = prev._hash if self._settings.compatibility else (key, parent_hash)
             else:
-                if existing is None:
-                    block.attach_to_lookup_node(node)
-                else:
-                    block.replace_at_lookup_node(existing)
-                block.set_block_key(key, num_key_tokens(key) == self._settings.tokens_per_block)
-                block._prev_block_in_seq = prev
-                link: HashLink = (key, prev._hash)
-                block._hash = link if self._event_manager is None else resolve_hash(link)
-                stored.append(block)
+                self._move_to_node(block, node, key, prev, parent_hash, existing)
+                stored.append(StoredBlock(block, node, parent_hash))
                 prev = block
+                parent_hash = prev._hash
             if pin_blocks and not block.is_placeholder:
                 pinned.append(self._pin(prev))
+        if nodes and not self._settings.compatibility:
+            nodes[-1].prune()  # every position may have left the window
         if self._event_manager is not None:
-            real = [block for block in stored if not block.is_placeholder]
-            if real:
-                self._event_manager.enqueue_stored_event(real, self._settings.window_size)
+            self._report_stored([entry for entry in stored if not entry.block.is_placeholder], self._event_manager)
         return pinned
 
-    def _store_plain(self, keys: Sequence[PackedKey], blocks: Sequence[KVCacheBlock]) -> None:
+    def _move_to_node(
+        self,
+        block: KVCacheBlock,
+        node: LookupNodePtr,
+        key: PackedKey,
+        prev: KVCacheBlock,
+        parent_hash: HashLink | int,
+        existing: KVCacheBlock | None,
+    ) -> None:
+        """Make a block the value of a node that is free or has a placeholder, and say so where it stood before."""
+        if block._lookup_node is not None and not self._settings.compatibility:
+            self._claimer.remove_from_tree(block)
+        if existing is None:
+            block.attach_to_lookup_node(node)
+        else:
+            block.replace_at_lookup_node(existing)
+        block.set_block_key(key, num_key_tokens(key) == self._settings.tokens_per_block)
+        block._prev_block_in_seq = prev
+        link: HashLink = (key, parent_hash)
+        block._hash = link if self._event_manager is None else resolve_hash(link)
+
+    def _report_stored(self, stored: Sequence[StoredBlock], event_manager: KVCacheEventManager) -> None:
+        """One event for each run of blocks that hang below one another, with the hash above the first.
+
+        Recorded: one event for all, and no parent where this window has no block right above the first.
+        """
+        window_size = self._settings.window_size
+        if self._settings.compatibility:
+            if stored:
+                parent = stored[0].block.prev_block
+                parent_hash = None if parent is None or parent.block_id < 0 else parent.hash
+                event_manager.enqueue_stored_event([entry.block for entry in stored], window_size, parent_hash)
+            return
+        start = 0
+        for end in range(1, len(stored) + 1):
+            if end < len(stored) and stored[end].node.parent is stored[end - 1].node:
+                continue
+            run = stored[start:end]
+            is_first = run[0].node.parent is self._matcher.tree.root
+            parent_hash = None if is_first else resolve_hash(run[0].parent_hash)
+            event_manager.enqueue_stored_event([entry.block for entry in run], window_size, parent_hash)
+            start = end
+
+    def _store_plain(
+        self, keys: Sequence[PackedKey], blocks: Sequence[KVCacheBlock], window: SequenceWindow | None
+    ) -> None:
         """``store_blocks`` without pins, events, placeholders and hash-map order: the hot loop of a replay.
 
-        Once a node is missing all later ones are new, so they are chained without looking.
+        Once a node is missing all later ones are new, so they are chained without looking. Leading blocks that
+        the sequence stored before are still where they were if the last of them is: it holds them all.
         """
         node: LookupNodePtr = self._matcher.tree.root
         prev = self._matcher.root_block
         index = 0
-        for key, block in zip(keys, blocks, strict=False):
+        owns_all = True
+        if window is not None and 0 < window.num_stored <= len(keys):
+            last = blocks[window.num_stored - 1]
+            last_node = last._lookup_node
+            if last_node is not None and keys[window.num_stored - 1] is window.last_stored_key is last_node.key:
+                node, prev, index = last_node, last, window.num_stored
+        for key, block in zip(keys[index:], blocks[index:], strict=False):
             children = node.children
             if children.__class__ is ChildMap:
                 child = children.get(key)
@@ -127,6 +195,8 @@ class BlockStorer:
             if existing is None:
                 self._attach(block, node, key, prev)
                 existing = block
+            elif existing is not block:
+                owns_all = False
             prev = existing
         for key, block in zip(keys[index:], blocks[index : len(keys)], strict=True):
             if block._lookup_node is not None:
@@ -139,6 +209,10 @@ class BlockStorer:
                 node.link_node(block)
             self._set_key_and_hash(block, key, prev)
             node = prev = block
+        if window is not None and owns_all and keys:
+            num_full = len(keys) - (num_key_tokens(keys[-1]) != self._settings.tokens_per_block)
+            window.num_stored = num_full
+            window.last_stored_key = keys[num_full - 1] if num_full else None
 
     def _attach(self, block: KVCacheBlock, node: LookupNodePtr, key: PackedKey, prev: KVCacheBlock) -> None:
         """Make a block the value of a free node; what admission has already set stays."""
@@ -168,7 +242,7 @@ class BlockStorer:
         """Add a reference; a free block leaves its queue and keeps its retention."""
         if not block._ref_count:
             self._policy.claim_block(block, block._priority, block._duration_ms)
-        block._ref_count += 1
+        self._sequences.add_pin(block)
         return block._block_id
 
     def store_context_blocks(self, sequence: GenerationRequest, request: LlmRequest) -> None:
@@ -178,7 +252,7 @@ class BlockStorer:
         if self._settings.compatibility and self._settings.is_swa:
             self.store_blocks(keys, self._visible_blocks(window, len(keys)))
         else:
-            self.store_blocks(keys, self._blocks_of_beam_0(sequence, request, window))
+            self.store_blocks(keys, self._blocks_of_beam_0(sequence, request, window), window=window)
 
     def _blocks_of_beam_0(
         self, sequence: GenerationRequest, request: LlmRequest, window: SequenceWindow
@@ -228,8 +302,9 @@ class BlockStorer:
             usable = min(usable, request.prompt_len - 1)
             allow_partial = self._settings.compatibility
         keys = build_block_keys(request, self._settings.tokens_per_block, usable, allow_partial)
-        blocks = self._blocks_of_beam_0(sequence, request, self._sequences.get_window(sequence.request_id))
-        return self.store_blocks(keys, blocks, pin_blocks)
+        window = self._sequences.get_window(sequence.request_id)
+        blocks = self._blocks_of_beam_0(sequence, request, window)
+        return self.store_blocks(keys, blocks, pin_blocks, window)
 
 
 def _is_better(block: KVCacheBlock, existing: KVCacheBlock) -> bool:

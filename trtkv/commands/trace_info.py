@@ -1,0 +1,58 @@
+"""The command ``trtkv trace info``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def info(
+    trace: Annotated[
+        str, typer.Argument(help="Request trace: a file, plain or gzip, a folder, or - for standard input.")
+    ],
+    trace_format: Annotated[
+        str, typer.Option("--format", help="Format of the trace; auto tells it from the first row.")
+    ] = "auto",
+    block_size: Annotated[int | None, typer.Option(help="Tokens that one hash id stands for.")] = None,
+    tokens_per_block: Annotated[
+        int | None, typer.Option(help="Tokens of a block in the figures.  [default: those of a hash id, else 32]")
+    ] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer file or folder, for traces with text.")] = None,
+    chat_template: Annotated[str | None, typer.Option(help="Chat template file, or chatml.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Read only the first N rows.")] = None,
+    lenient: Annotated[bool, typer.Option("--lenient", help="Count and skip malformed rows.")] = False,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
+    ] = None,
+) -> None:
+    """Show what a trace holds: requests, tokens, sharing of prefixes, reuse distances, working sets."""
+    from trtkv.replay.readers.options import ReadOptions
+    from trtkv.replay.readers.registry import READERS, read_requests
+    from trtkv.replay.trace_info import describe_trace
+    from trtkv.replay.trace_info_report import print_trace_info, trace_info_json
+
+    loaded = read_requests(
+        trace,
+        ReadOptions(block_size, tokenizer, chat_template),
+        format_name=None if trace_format == "auto" else trace_format,
+        lenient=lenient,
+        limit=limit,
+        allow_lengths_only=True,
+    )
+    typer.echo(f"format: {loaded.detected}", err=True)
+    reader = READERS[loaded.trace.format]
+    found = describe_trace(
+        loaded.trace,
+        tokens_per_block=tokens_per_block,
+        seconds_per_unit=reader.seconds_per_unit,
+        has_tokens=reader.has_tokens,
+    )
+    if json_file == "-":
+        sys.stdout.write(trace_info_json(found))
+        return
+    print_trace_info(found)
+    if json_file is not None:
+        Path(json_file).write_text(trace_info_json(found), encoding="utf-8")
