@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from trtkv.block_key import num_key_tokens
-from trtkv.common import PLACEHOLDER_BLOCK_ID, RequestId, trunc_mod
+from trtkv.common import PLACEHOLDER_BLOCK_ID, RequestId, ceil_div, trunc_mod
 from trtkv.errors import InvalidInputError, OutOfBlocksError, UnknownIdError, check
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest, SequenceWindow
