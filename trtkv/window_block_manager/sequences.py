@@ -217,13 +217,6 @@ class SequenceBlocks:
                 f"of {self._settings.window_size} tokens; rewind by fewer"
             )
         kept = last - num_tokens
-        first_seen = max(0, kept + 1 - self._settings.window_size) // self._settings.tokens_per_block
-        last_seen = ceil_div(kept, self._settings.tokens_per_block)
-        if any(block._block_id == PLACEHOLDER_BLOCK_ID for block in window.held[first_seen:last_seen]):
-            raise InvalidInputError(
-                f"rewinding request {sequence.request_id} to {kept} tokens needs tokens that left the window of "
-                f"{self._settings.window_size}; give set_spec_decoding_budget a reserve of {num_tokens} draft tokens"
-            )
         index, inside = divmod(kept, self._settings.tokens_per_block)
         if not inside or index >= len(window.held):
             return
