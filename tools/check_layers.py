@@ -69,6 +69,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("around a manager", ("invariants", "kv_cache_event_consumer", "attention_dp_gather", "exporters.*", "nano.*")),
     ("users of a manager", ("scheduler.*", "resource_manager.*", "executor.*")),
     ("traces", ("replay.*", "verify.*")),
+    ("comparisons", ("compare.*",)),
     ("commands", ("commands.*",)),
     ("program", ("cli", "__main__", ROOT_MODULE)),
 )
