@@ -76,57 +76,67 @@ _BUCKET_COUNTS = (
 
 
 class HashMapOrderedNode(LookupNode):
-    """A node that keeps its children in the iteration order of the reference's hash map.
+    """A node that knows the order in which the reference's hash map would iterate over its children.
 
-    The map is one list of nodes in which the members of a bucket are neighbours: a new node goes to the
-    front of its bucket, or to the front of the list when the bucket is empty; growing re-inserts all nodes
-    in list order. Erasing unlinks only. Used for verification; linear in the number of siblings.
+    That map is one list in which the members of a bucket are neighbours: a new node goes to the front of its
+    bucket, or of the list when the bucket is empty; growing re-inserts all nodes in list order; erasing unlinks.
+    The order matters only between equal partial matches, so what happens to the map is written down and
+    worked out, with one hash per child, when somebody asks.
     """
 
-    __slots__ = ("bucket_count", "map_hash", "order", "tie_counter")
+    __slots__ = ("bucket_count", "map_hash", "order", "pending", "tie_counter")
 
-    def __init__(self, key: PackedKey, parent: LookupNodePtr | None) -> None:
-        super().__init__(key, parent)
+    def __init__(self, key: PackedKey, parent: LookupNodePtr | None, value: KVCacheBlock | None = None) -> None:
+        super().__init__(key, parent, value)
         self.bucket_count = 1
-        self.map_hash = hash_block_key(key)
+        self.map_hash: int | None = None
         self.order: list[HashMapOrderedNode] = []
-        self.tie_counter = [0]  # one list for the whole tree, the root's
+        self.pending: list[tuple[bool, HashMapOrderedNode]] = []  # (inserted, node), not worked into order yet
+        self.tie_counter: list[int] = [0] if parent is None else cast(HashMapOrderedNode, parent).tie_counter
 
     def create_node(self, key: PackedKey) -> LookupNodePtr:
         """A node that counts ties in the tree's counter."""
-        node = HashMapOrderedNode(key, None)
-        node.tie_counter = self.tie_counter
-        return node
+        return HashMapOrderedNode(key, self)
 
     def link_node(self, node: LookupNodePtr) -> None:
-        """Make a node a child and give it its place in the order."""
+        """Make a node a child."""
         super().link_node(node)
-        if len(self.order) + 1 > (self.bucket_count if self.bucket_count > 1 else 0):
-            self._grow()
-        self._place(cast(HashMapOrderedNode, node))
+        self._write_down(True, node)
 
     def remove_node(self, node: LookupNodePtr) -> None:
         """Unlink a child; the order of the others stays."""
         super().remove_node(node)
-        self.order.remove(cast(HashMapOrderedNode, node))
+        self._write_down(False, node)
+
+    def _write_down(self, inserted: bool, node: LookupNodePtr) -> None:
+        self.pending.append((inserted, cast(HashMapOrderedNode, node)))
+        if len(self.pending) > _MOST_PENDING and len(self.pending) > 4 * len(self.order):
+            self._work_out()
 
     def ordered_children(self) -> Iterable[LookupNodePtr]:
         """Children in hash-map order."""
+        self._work_out()
         return tuple(self.order)
 
     def find_partially_matching_nodes(self, key: PackedKey) -> list[tuple[int, LookupNodePtr]]:
-        """As in Node, over all children in hash-map order; counts look-ups with a tie for the longest."""
-        if not self.supports_partial_matching(key):
-            return []
-        matches: list[tuple[int, LookupNodePtr]] = []
-        for node in self.order:
-            matched = self.num_matching_tokens(key, node.key)
-            if matched:
-                matches.append((matched, node))
-        matches.sort(key=lambda match: -match[0])
-        if len(matches) > 1 and matches[0][0] == matches[1][0]:
-            self.tie_counter[0] += 1
+        """As in Node, equal lengths in hash-map order; counts look-ups with a tie for the longest."""
+        matches = super().find_partially_matching_nodes(key)
+        if len({matched for matched, _ in matches}) < len(matches):
+            if matches[0][0] == matches[1][0]:
+                self.tie_counter[0] += 1
+            place = {node: position for position, node in enumerate(self.ordered_children())}
+            matches.sort(key=lambda match: (-match[0], place[match[1]]))
         return matches
+
+    def _work_out(self) -> None:
+        for inserted, node in self.pending:
+            if not inserted:
+                self.order.remove(node)
+                continue
+            if len(self.order) + 1 > (self.bucket_count if self.bucket_count > 1 else 0):
+                self._grow()
+            self._place(node)
+        self.pending.clear()
 
     def _grow(self) -> None:
         self.bucket_count = next(count for count in _BUCKET_COUNTS if count > self.bucket_count)
@@ -135,9 +145,19 @@ class HashMapOrderedNode(LookupNode):
             self._place(node)
 
     def _place(self, node: HashMapOrderedNode) -> None:
-        bucket = node.map_hash % self.bucket_count
+        bucket = node.get_map_hash() % self.bucket_count
         for position, other in enumerate(self.order):
-            if other.map_hash % self.bucket_count == bucket:
+            if other.get_map_hash() % self.bucket_count == bucket:
                 self.order.insert(position, node)
                 return
         self.order.insert(0, node)
+
+    def get_map_hash(self) -> int:
+        """Hash of the key with parent 0, under which the node stands in its parent's map."""
+        if self.map_hash is None:
+            self.map_hash = hash_block_key(self.key)
+        return self.map_hash
+
+
+_MOST_PENDING = 4096
+"""Changes written down before they are worked out, so that the list stays in proportion to the children."""

@@ -108,6 +108,7 @@ class ReplayConfig:
             copy_on_partial_reuse=self.copy_on_partial_reuse,
             clock=_standing_clock,
             compatibility=self.compatibility,
+            hash_map_order=self.partial_reuse,  # so that equal partial matches are taken as in the original
         )
 
 

@@ -143,12 +143,14 @@ class KVCacheResourceManager(BaseResourceManager):
         generating request finds no block; requests before it have grown by then.
         """
         self._impl.sync_transfer_manager_with_buffer_manager()
+        # Contexts claim what is cached before anybody takes blocks. But a sliding window must move on first: the
+        # budget counts on blocks it lets go of, and a context that found them would hold them.
+        has_sliding_window = any(entry.is_swa for entry in self._impl.window_sizes_metadata.values())
+        if has_sliding_window:
+            self._extend_generation(scheduled_batch)
         self._admit_contexts(scheduled_batch)
-        if not self._impl.cross_kv:
-            for request in scheduled_batch.generation_requests:
-                num_drafts = max(request.num_draft_tokens, self._draft_token_reserve)
-                self._add_tokens(request, 1 + num_drafts)
-                scheduled_batch.num_reserved_draft_tokens[request.request_id] = num_drafts
+        if not has_sliding_window:
+            self._extend_generation(scheduled_batch)
         self._impl.refresh_blocks()
         scheduled_batch.reset_context_requests()
 
@@ -223,6 +225,15 @@ class KVCacheResourceManager(BaseResourceManager):
                 f"request {request.request_id} has no encoder output; a cross cache needs its length"
             )
         return request.request_id, request.encoder_output_len, 1
+
+    def _extend_generation(self, batch: ScheduledRequests) -> None:
+        """One slot, and those of drafts, for every generating request."""
+        if self._impl.cross_kv:
+            return
+        for request in batch.generation_requests:
+            num_drafts = max(request.num_draft_tokens, self._draft_token_reserve)
+            self._add_tokens(request, 1 + num_drafts)
+            batch.num_reserved_draft_tokens[request.request_id] = num_drafts
 
     def _extend_context(self, request: LlmRequest) -> None:
         """Slots behind a new prompt: the extra ones, and those of drafts until the last chunk is settled."""
