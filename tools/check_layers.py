@@ -38,6 +38,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     (
         "structures",
         (
+            "compiled_hash",
             "block_key",
             "templated_trie",
             "radix_block_tree",
