@@ -14,6 +14,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trtkv.commands.model_options import (
+    HostMemoryOption,
+    KvDtypeChoice,
+    KvDtypeOption,
+    MaxSeqLenOption,
+    MemoryOption,
+    ModelOption,
+    TpOption,
+    WindowSharesOption,
+    make_options,
+    make_plan,
+)
+
 if TYPE_CHECKING:
     from trtkv.replay.readers.options import ReadOptions
     from trtkv.replay.replay_config import ReplayConfig
@@ -45,9 +58,19 @@ def replay(
     ] = None,
     tokens_per_block: Annotated[int, typer.Option(help="Tokens of a cache block.")] = 32,
     capacity_tokens: Annotated[
-        str, typer.Option(metavar="N|inf", help="Tokens that the cache holds, e.g. 30000000, 30M or inf.")
-    ] = "inf",
-    host_tokens: Annotated[str, typer.Option(metavar="N", help="Tokens that the host tier holds.")] = "0",
+        str | None,
+        typer.Option(metavar="N|inf", help="Tokens that the cache holds, e.g. 30000000, 30M or inf.  [default: inf]"),
+    ] = None,
+    host_tokens: Annotated[
+        str | None, typer.Option(metavar="N", help="Tokens that the host tier holds.  [default: 0]")
+    ] = None,
+    model: ModelOption = None,
+    memory: MemoryOption = None,
+    host_memory: HostMemoryOption = None,
+    kv_dtype: KvDtypeOption = KvDtypeChoice.AUTO,
+    tp: TpOption = 1,
+    max_seq_len: MaxSeqLenOption = None,
+    window_shares: WindowSharesOption = None,
     live: Annotated[int, typer.Option(help="Most requests live at a time.")] = 1,
     window: Annotated[
         list[str] | None,
@@ -80,28 +103,85 @@ def replay(
 
     A fixed number of live requests is kept filled from the trace in file order; arrival times are not used.
     """
+    from trtkv.replay.model_capacity import check_lengths
     from trtkv.replay.readers.options import ReadOptions
+
+    config = make_config(
+        system=system,
+        tokens_per_block=tokens_per_block,
+        capacity_tokens=capacity_tokens,
+        host_tokens=host_tokens,
+        live=live,
+        window=window,
+        no_partial_reuse=no_partial_reuse,
+        no_copy_on_partial_reuse=no_copy_on_partial_reuse,
+        compatibility=compatibility,
+        model=model,
+        memory=memory,
+        host_memory=host_memory,
+        kv_dtype=kv_dtype,
+        tp=tp,
+        max_seq_len=max_seq_len,
+        window_shares=window_shares,
+    )
+    _check_writable(json_file)
+    options = ReadOptions(block_size, tokenizer, chat_template)
+    requests = _read(trace, None if trace_format == AUTO else trace_format, options, lenient, limit)
+    check_lengths(config, requests)
+    shown_bounds = _bounds(requests, config, system) if bounds else None
+    if system is SystemChoice.TENSORRT_LLM:
+        _show(_run(requests, config), shown_bounds, json_file)
+    else:
+        _show_nano(_run_nano(requests, config, system), shown_bounds, json_file)
+
+
+def make_config(
+    *,
+    system: SystemChoice,
+    tokens_per_block: int,
+    capacity_tokens: str | None,
+    host_tokens: str | None,
+    live: int,
+    window: list[str] | None,
+    no_partial_reuse: bool,
+    no_copy_on_partial_reuse: bool,
+    compatibility: bool,
+    model: Path | None,
+    memory: str | None,
+    host_memory: str | None,
+    kv_dtype: KvDtypeChoice,
+    tp: int,
+    max_seq_len: int | None,
+    window_shares: str | None,
+) -> ReplayConfig:
+    """Settings from options as they were written; a model and its memory stand in place of capacities and windows."""
+    from trtkv.errors import InvalidInputError
+    from trtkv.replay.model_capacity import apply_cache_plan, describe_cache_plan
     from trtkv.replay.replay_config import ReplayConfig
 
     config = ReplayConfig(
         tokens_per_block=tokens_per_block,
-        capacity_tokens=_parse_capacity(capacity_tokens),
-        host_tokens=_parse_tokens("--host-tokens", host_tokens),
+        capacity_tokens=_parse_capacity(capacity_tokens or "inf"),
+        host_tokens=_parse_tokens("--host-tokens", host_tokens or "0"),
         live=live,
         partial_reuse=not no_partial_reuse,
         copy_on_partial_reuse=not no_copy_on_partial_reuse,
         windows=tuple(map(_parse_window, window or ["full"])),
         compatibility=compatibility,
     )
+    if model is not None and memory is not None:
+        if (capacity_tokens, host_tokens, window or None) != (None, None, None):
+            raise InvalidInputError(
+                "--model and --memory decide what fits; leave --capacity-tokens, --host-tokens and --window out"
+            )
+        options = make_options(memory, host_memory, kv_dtype, tp, tokens_per_block, max_seq_len, window_shares)
+        plan = make_plan(model, options)
+        typer.echo(f"size: {describe_cache_plan(plan)}", err=True)
+        config = apply_cache_plan(config, plan)
+    elif (model, memory, host_memory, max_seq_len, window_shares, tp) != (None, None, None, None, None, 1):
+        raise InvalidInputError("a cache is sized from --model and --memory together; give both")
     _check_system(system, config)
-    _check_writable(json_file)
-    options = ReadOptions(block_size, tokenizer, chat_template)
-    requests = _read(trace, None if trace_format == AUTO else trace_format, options, lenient, limit)
-    shown_bounds = _bounds(requests, config, system) if bounds else None
-    if system is SystemChoice.TENSORRT_LLM:
-        _show(_run(requests, config), shown_bounds, json_file)
-    else:
-        _show_nano(_run_nano(requests, config, system), shown_bounds, json_file)
+    return config
 
 
 def _check_system(system: SystemChoice, config: ReplayConfig) -> None:
