@@ -87,6 +87,7 @@ TOP_LEVEL_ALLOWED: Final[Mapping[str, tuple[str, ...]]] = {
     "numba": (),
     "plotly": (),
     "prometheus_client": (),
+    "pyarrow": (),
     "pydantic": ("config",),
     "ray": (),
     "tokenizers": (),

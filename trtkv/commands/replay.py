@@ -6,9 +6,10 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -123,8 +124,11 @@ def replay(
         tp=tp,
         max_seq_len=max_seq_len,
         window_shares=window_shares,
+        tell=partial(typer.echo, err=True),
     )
-    _check_writable(json_file)
+    if bounds:
+        check_bounds(config, system)
+    check_writable(json_file)
     options = ReadOptions(block_size, tokenizer, chat_template)
     requests = _read(trace, None if trace_format == AUTO else trace_format, options, lenient, limit)
     check_lengths(config, requests)
@@ -153,8 +157,12 @@ def make_config(
     tp: int,
     max_seq_len: int | None,
     window_shares: str | None,
+    tell: Callable[[str], None] | None = None,
 ) -> ReplayConfig:
-    """Settings from options as they were written; a model and its memory stand in place of capacities and windows."""
+    """Settings from options as they were written; a model and its memory stand in place of capacities and windows.
+
+    ``tell`` is called with what the memory became, in a line.
+    """
     from trtkv.errors import InvalidInputError
     from trtkv.replay.model_capacity import apply_cache_plan, describe_cache_plan
     from trtkv.replay.replay_config import ReplayConfig
@@ -176,7 +184,8 @@ def make_config(
             )
         options = make_options(memory, host_memory, kv_dtype, tp, tokens_per_block, max_seq_len, window_shares)
         plan = make_plan(model, options)
-        typer.echo(f"size: {describe_cache_plan(plan)}", err=True)
+        if tell is not None:
+            tell(f"size: {describe_cache_plan(plan)}")
         config = apply_cache_plan(config, plan)
     elif (model, memory, host_memory, max_seq_len, window_shares, tp) != (None, None, None, None, None, 1):
         raise InvalidInputError("a cache is sized from --model and --memory together; give both")
@@ -207,14 +216,19 @@ def _read(path: str, format_name: str | None, options: ReadOptions, lenient: boo
     return loaded.trace
 
 
-def _bounds(trace: RequestTrace, config: ReplayConfig, system: SystemChoice) -> dict[str, Any]:
+def check_bounds(config: ReplayConfig, system: SystemChoice) -> None:
+    """Refuse settings that there are no bounds for."""
     from trtkv.errors import InvalidInputError
-    from trtkv.replay.bounds import compute_bounds
 
     if config.windows != (None,):
         raise InvalidInputError("--bounds is about full attention; leave --window out")
     if system is SystemChoice.NANO_SCHEDULER:
         raise InvalidInputError("--bounds is about the closed loop; use --system nano")
+
+
+def _bounds(trace: RequestTrace, config: ReplayConfig, system: SystemChoice) -> dict[str, Any]:
+    from trtkv.replay.bounds import compute_bounds
+
     return compute_bounds(
         trace.requests,
         tokens_per_block=config.tokens_per_block,
@@ -225,13 +239,27 @@ def _bounds(trace: RequestTrace, config: ReplayConfig, system: SystemChoice) -> 
     ).to_json()
 
 
-def _run_nano(trace: RequestTrace, config: ReplayConfig, system: SystemChoice) -> dict[str, object]:
+def replay_report(trace: RequestTrace, config: ReplayConfig, system: SystemChoice, bounds: bool) -> dict[str, object]:
+    """The JSON report of one replay; shows nothing."""
+    from trtkv.replay.model_capacity import check_lengths
+
+    check_lengths(config, trace)
+    if system is SystemChoice.TENSORRT_LLM:
+        report = _run(trace, config, quiet=True).to_json()
+    else:
+        report = _run_nano(trace, config, system, quiet=True)
+    return {**report, "bounds": _bounds(trace, config, system)} if bounds else report
+
+
+def _run_nano(
+    trace: RequestTrace, config: ReplayConfig, system: SystemChoice, *, quiet: bool = False
+) -> dict[str, object]:
     from trtkv.replay.nano_driver import run_nano, run_nano_scheduler
     from trtkv.replay.nano_report import nano_report
     from trtkv.replay.report import progress_bar
 
     run = run_nano if system is SystemChoice.NANO else run_nano_scheduler
-    with progress_bar(len(trace.requests)) as progress, _without_cycle_collector():
+    with progress_bar(len(trace.requests), quiet=quiet) as progress, _without_cycle_collector():
         counts = run(
             trace.requests,
             tokens_per_block=config.tokens_per_block,
@@ -242,11 +270,11 @@ def _run_nano(trace: RequestTrace, config: ReplayConfig, system: SystemChoice) -
     return nano_report(trace, counts)
 
 
-def _run(trace: RequestTrace, config: ReplayConfig) -> ReplayResult:
+def _run(trace: RequestTrace, config: ReplayConfig, *, quiet: bool = False) -> ReplayResult:
     from trtkv.replay.replay_result import replay_trace
     from trtkv.replay.report import progress_bar
 
-    with progress_bar(len(trace.requests)) as progress, _without_cycle_collector():
+    with progress_bar(len(trace.requests), quiet=quiet) as progress, _without_cycle_collector():
         result, _ = replay_trace(trace, config, progress=progress)
     return result
 
@@ -305,7 +333,7 @@ def _print_bounds(bounds: dict[str, Any] | None) -> None:
         print_rates("Bounds", bounds["rates"], Console())
 
 
-def _check_writable(path: str | None) -> None:
+def check_writable(path: str | None) -> None:
     """Fail before a long run rather than after it. Leaves no new file and no changed one behind."""
     if path is None or path == "-":
         return
