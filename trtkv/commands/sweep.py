@@ -199,12 +199,17 @@ class _ReplayOptions:
         return list(self._parameters)
 
     def parse(self, configuration: Configuration) -> dict[str, Any]:
-        """All arguments of ``replay`` for a configuration, which names a trace too. Wrong ones are usage errors."""
+        """All arguments of ``replay`` for a configuration, which names a trace too."""
+        from trtkv.errors import InvalidInputError
+
         arguments = [configuration["trace"]]
         for name, value in configuration.items():
             if name != "trace":
                 arguments += _arguments(self._parameters[name], name, value)
-        self._command.main(arguments, prog_name="trtkv sweep", standalone_mode=False)
+        try:
+            self._command.main(arguments, prog_name="trtkv sweep", standalone_mode=False)
+        except typer.BadParameter as error:
+            raise InvalidInputError(error.format_message()) from error
         return self._given
 
 
