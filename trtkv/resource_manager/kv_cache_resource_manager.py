@@ -145,10 +145,7 @@ class KVCacheResourceManager(BaseResourceManager):
         self._impl.sync_transfer_manager_with_buffer_manager()
         self._admit_contexts(scheduled_batch)
         if not self._impl.cross_kv:
-            for request in scheduled_batch.generation_requests:
-                num_drafts = max(request.num_draft_tokens, self._draft_token_reserve)
-                self._add_tokens(request, 1 + num_drafts)
-                scheduled_batch.num_reserved_draft_tokens[request.request_id] = num_drafts
+            self._grow_generation_requests(scheduled_batch)
         self._impl.refresh_blocks()
         scheduled_batch.reset_context_requests()
 
@@ -240,13 +237,27 @@ class KVCacheResourceManager(BaseResourceManager):
             request.set_prepopulated_prompt_len(0, self.tokens_per_block)
             request.set_context_chunk_size(request.prompt_len)
 
+    def _grow_generation_requests(self, batch: ScheduledRequests) -> None:
+        """One slot and those of drafts for each, in one call of the manager."""
+        request_ids: list[RequestId] = []
+        for request in batch.generation_requests:
+            num_drafts = max(request.num_draft_tokens, self._draft_token_reserve)
+            self._check_drafts(request, num_drafts)
+            batch.num_reserved_draft_tokens[request.request_id] = num_drafts
+            request_ids += [request.request_id] * (1 + num_drafts)
+        self._impl.add_tokens(request_ids)
+
     def _add_tokens(self, request: LlmRequest, num_tokens: int) -> None:
-        if num_tokens > 1 and request.beam_width > 1:
+        self._check_drafts(request, num_tokens - 1)
+        for _ in range(num_tokens):
+            self._impl.add_token(request.request_id)
+
+    @staticmethod
+    def _check_drafts(request: LlmRequest, num_drafts: int) -> None:
+        if num_drafts > 0 and request.beam_width > 1:
             raise InvalidInputError(
                 f"request {request.request_id} has {request.beam_width} beams and drafts; drafts need one beam"
             )
-        for _ in range(num_tokens):
-            self._impl.add_token(request.request_id)
 
     def _rewind(self, request: LlmRequest, num_tokens: int) -> None:
         if num_tokens > 0:
