@@ -38,6 +38,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     (
         "structures",
         (
+            "compiled_hash",
             "block_key",
             "templated_trie",
             "radix_block_tree",
@@ -69,6 +70,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("around a manager", ("invariants", "kv_cache_event_consumer", "attention_dp_gather", "exporters.*", "nano.*")),
     ("users of a manager", ("scheduler.*", "resource_manager.*", "executor.*")),
     ("traces", ("replay.*", "verify.*")),
+    ("comparisons", ("compare.*",)),
     ("commands", ("commands.*",)),
     ("program", ("cli", "__main__", ROOT_MODULE)),
 )

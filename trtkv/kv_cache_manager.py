@@ -324,6 +324,16 @@ class KVCacheManager:
         """Free primary blocks by window."""
         return self._block_manager.get_num_free_blocks_per_window_size()
 
+    @property
+    def num_extra_kv_tokens(self) -> int:
+        """Slots that budgets add behind every prompt."""
+        return self._num_extra_kv_tokens
+
+    @property
+    def draft_token_reserve(self) -> int:
+        """Drafts that budgets reckon with at least, and by which a sliding window can be rewound."""
+        return self._draft_token_reserve
+
     # -- admission ------------------------------------------------------------------------------------
 
     def add_sequence_batch(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> None:
@@ -820,10 +830,9 @@ class KVCacheManager:
             num_tokens + (2 if two_steps_look_ahead else 1) * tokens_per_step,
             metadata.max_blocks_per_seq * tokens_per_block,
         )
-        new_blocks = ceil_div(num_next, tokens_per_block) - ceil_div(num_tokens, tokens_per_block)
         if metadata.is_swa and not self._compatibility:
-            manager = self._block_manager.get_window_block_manager(window_size)
-            new_blocks = max(new_blocks - manager.sequences.count_freed_by_sliding(sequence, num_next), 0)
+            return self._block_manager.get_window_block_manager(window_size).sequences.count_needed(sequence, num_next)
+        new_blocks = ceil_div(num_next, tokens_per_block) - ceil_div(num_tokens, tokens_per_block)
         return new_blocks * llm_request.beam_width
 
     def get_remaining_blocks_to_completion(
@@ -886,9 +895,9 @@ class KVCacheManager:
         prompt_len, beam_width = llm_request.prompt_len, llm_request.beam_width
         final_len = prompt_len + llm_request.max_new_tokens
         if not self._compatibility:
+            if self._get_window_metadata(window_size).is_swa:
+                return self._remaining_sliding(llm_request, window_size, cached_summary)
             final_len += self._num_tokens_behind(llm_request)
-        if final_len > window_size and not self._compatibility:
-            return self._remaining_sliding(llm_request, window_size, cached_summary)
         held_tokens = window_size + self._chunk_size
         num_context = trunc_div(min(prompt_len, held_tokens), tokens_per_block)
         num_total = -trunc_div(-min(final_len, held_tokens), tokens_per_block)
@@ -924,24 +933,30 @@ class KVCacheManager:
     def _remaining_sliding(
         self, llm_request: LlmRequest, window_size: WindowSize, cached_summary: PrefixReuseSummary | None
     ) -> int:
-        """Blocks until completion of a sequence that outgrows its window, so that it never lacks one. Not negative.
+        """Blocks until completion in a sliding window, so that no sequence ever lacks one. Not negative.
 
-        It holds its whole prompt at first, then a window and a block. Blocks that others hold too count as not held,
-        since they do not become free when this sequence leaves them.
+        A sequence that outgrows the window holds its whole prompt at first, then a window and a block. Shared blocks
+        are no help: they stay with the others when it leaves them, or with it when the others leave them.
         """
         tokens_per_block = self._tokens_per_block
         prompt_len = min(llm_request.prompt_len, self._get_window_metadata(window_size).max_token_num)
         final_len = llm_request.prompt_len + llm_request.max_new_tokens + self._num_tokens_behind(llm_request)
-        most_blocks = ceil_div(min(final_len, window_size + tokens_per_block - 1), tokens_per_block)
+        sequences = self._block_manager.get_window_block_manager(window_size).sequences
+        most_tokens = window_size + sequences.rewind_reserve + tokens_per_block - 1
+        most_blocks = ceil_div(min(final_len, most_tokens), tokens_per_block)
         sequence = self._sequences.get(llm_request.request_id)
         if sequence is not None:
-            num_held = self._block_manager.get_window_block_manager(window_size).sequences.count_held_alone(sequence)
+            num_held = len(sequence.get_window(window_size).held)
+            if final_len > window_size:
+                num_held = sequences.count_held_alone(sequence)
             return max(most_blocks * llm_request.beam_width - num_held, 0)
         if self._uses_summary(llm_request) and llm_request.is_context_init_state:
             summary = self.analyze_prefix_reuse(llm_request) if cached_summary is None else cached_summary
             num_reusable = min(summary.reusable_blocks_all, (prompt_len - 1) // tokens_per_block)
             llm_request.set_estimated_reusable_tokens(num_reusable * tokens_per_block)
-        return max(most_blocks, ceil_div(prompt_len, tokens_per_block)) * llm_request.beam_width
+        most_blocks = max(most_blocks, ceil_div(prompt_len, tokens_per_block))
+        num_shared = prompt_len // tokens_per_block
+        return num_shared + (most_blocks - num_shared) * llm_request.beam_width
 
     def get_max_capacity_batch_size(self, input_length: int, output_length: int) -> int:
         """Sequences of these lengths that fit at once: the minimum over windows. C++: getMaxCapacityBatchSize."""

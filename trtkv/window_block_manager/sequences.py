@@ -111,6 +111,15 @@ class SequenceBlocks:
         num_detached = self.num_detachable(sequence, window, num_tokens)
         return sum(block._ref_count == 1 for block in window.held[first : first + num_detached])
 
+    def count_needed(self, sequence: GenerationRequest, num_tokens: int) -> int:
+        """Free blocks it takes to grow to this length, sliding on the way: the most that are missing at any point."""
+        width = self._settings.tokens_per_block
+        most = num_new = 0
+        for length in range(ceil_div(sequence.num_tokens, width) * width + 1, num_tokens + 1, width):
+            num_new += sequence.beam_width
+            most = max(most, num_new - self.count_freed_by_sliding(sequence, length))
+        return most
+
     def count_held_alone(self, sequence: GenerationRequest) -> int:
         """Blocks of a sequence that nobody else holds."""
         window = sequence.get_window(self._settings.window_size)
@@ -208,13 +217,6 @@ class SequenceBlocks:
                 f"of {self._settings.window_size} tokens; rewind by fewer"
             )
         kept = last - num_tokens
-        first_seen = max(0, kept + 1 - self._settings.window_size) // self._settings.tokens_per_block
-        last_seen = ceil_div(kept, self._settings.tokens_per_block)
-        if any(block._block_id == PLACEHOLDER_BLOCK_ID for block in window.held[first_seen:last_seen]):
-            raise InvalidInputError(
-                f"rewinding request {sequence.request_id} to {kept} tokens needs tokens that left the window of "
-                f"{self._settings.window_size}; give set_spec_decoding_budget a reserve of {num_tokens} draft tokens"
-            )
         index, inside = divmod(kept, self._settings.tokens_per_block)
         if not inside or index >= len(window.held):
             return
