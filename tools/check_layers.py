@@ -53,6 +53,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     (
         "mechanisms",
         (
+            "block_listener",
             "eviction_policy",
             "kv_cache_event_manager",
             "copy_engine",
