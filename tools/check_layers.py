@@ -69,7 +69,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("all windows", ("block_manager",)),
     ("the manager", ("kv_cache_manager",)),
     ("around a manager", ("invariants", "kv_cache_event_consumer", "attention_dp_gather", "exporters.*", "nano.*")),
-    ("users of a manager", ("scheduler.*", "resource_manager.*", "executor.*")),
+    ("users of a manager", ("scheduler.*", "resource_manager.*", "executor.*", "sizing.*")),
     ("traces", ("replay.*", "verify.*")),
     ("comparisons", ("compare.*",)),
     ("commands", ("commands.*",)),
