@@ -51,6 +51,7 @@ class GuaranteedNoEvictScheduler(BaseCapacityScheduler):
         admission.add_pending(self._select_pending(pending_disagg, is_running))
         admission.add_pending(self._select_pending(pending, is_running))
         self._note_admitted(admission.scheduled, is_running)
+        self._num_deferred_requests = admission.num_deferred
         return admission.scheduled, []
 
     def _select_pending(self, requests: list[LlmRequest], is_running: bool) -> list[LlmRequest]:
@@ -111,6 +112,11 @@ class _Admission:
         self._deferral = PrefixDeferral(*self._summaries)
         if self._skipping_is_relevant:
             self._deferral.add_started_contexts(call.active_requests)
+
+    @property
+    def num_deferred(self) -> int:
+        """Requests held back for a common prefix."""
+        return self._deferral.num_skipped
 
     @property
     def is_full(self) -> bool:
