@@ -58,12 +58,7 @@ def loop_json(result: LoopResult) -> str:
             "rates": [rate.to_json() for rate in result.rates],
             "latencies": [latency.to_json() for latency in result.latencies],
             "refused_requests": [
-                {
-                    "id": r.request_id,
-                    "prompt_tokens": r.prompt_tokens,
-                    "output_tokens": r.output_tokens,
-                    "why": r.reason,
-                }
+                {"id": r.request_id, "prompt_tokens": r.prompt_tokens, "output_tokens": r.output_tokens, "why": r.reason}
                 for r in counts.refusals
             ],
             "utilisation_interval_steps": result.utilisation.interval,
