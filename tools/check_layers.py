@@ -53,6 +53,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     (
         "mechanisms",
         (
+            "block_listener",
             "eviction_policy",
             "kv_cache_event_manager",
             "copy_engine",
@@ -71,7 +72,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
         "around a manager",
         ("invariants", "page_tables", "kv_cache_event_consumer", "attention_dp_gather", "exporters.*", "nano.*"),
     ),
-    ("users of a manager", ("scheduler.*", "resource_manager.*", "executor.*")),
+    ("users of a manager", ("scheduler.*", "resource_manager.*", "executor.*", "sizing.*")),
     ("traces", ("replay.*", "verify.*")),
     ("comparisons", ("compare.*",)),
     ("commands", ("commands.*",)),

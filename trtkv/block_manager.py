@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from trtkv.block_key import PackedKey
+from trtkv.block_listener import BlockListener
 from trtkv.capacity_estimation import group_layers_by_window_size
 from trtkv.common import (
     RECURRENT_STATES,
@@ -71,10 +72,12 @@ class BlockManager:
         copy_engine: CopyEngine,
         event_manager: KVCacheEventManager | None,
         clock: Callable[[], int],
+        listener: BlockListener | None = None,
     ) -> None:
         _check_settings(settings)
         self.settings = settings
         self._event_manager = event_manager
+        self._listener = listener
         self.num_layers = len(settings.num_kv_heads_per_layer)
         self.lookup_tree = UnifiedBlockTree(settings.hash_map_order)
         layers_per_window = group_layers_by_window_size(settings.max_attention_window_vec, self.num_layers)
@@ -132,6 +135,7 @@ class BlockManager:
             clock,
             settings.secondary_offload_min_priority,
             settings.indexer_k_cache,
+            self._listener,
         )
 
     def _blocks_of(self, window_size: WindowSize) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trtkv import capacity_estimation
 from trtkv.block_key import BlockKey, PackedKey, build_block_keys, build_block_keys_of, hash_block_key
+from trtkv.block_listener import BlockListener
 from trtkv.block_manager import BlockManager, CacheSettings
 from trtkv.common import (
     MAX_INT32,
@@ -74,6 +75,7 @@ class KVCacheManager:
     the reference's hash map instead of most recently inserted first, at the price of hashing every cached block.
     ``preallocate_blocks`` makes all block objects now instead of at their first use: about 220 bytes a block for
     steadier admission; a replay with a large pool is better off without.
+    ``block_listener`` is told, block by block, what leaves the tree and why.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class KVCacheManager:
         compatibility: bool = False,
         hash_map_order: bool | None = None,
         preallocate_blocks: bool = False,
+        block_listener: BlockListener | None = None,
     ) -> None:
         if sink_token_length:
             raise ConfigurationError(f"sink_token_length is {sink_token_length}; sink tokens are not supported, give 0")
@@ -136,6 +139,7 @@ class KVCacheManager:
             NullCopyEngine() if copy_engine is None else copy_engine,
             event_manager,
             clock,
+            block_listener,
         )
         if kv_cache_connector_manager is not None and self._block_manager.is_variable_window:
             raise ConfigurationError("a connector works with one window only; use one window or no connector")

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trtkv.commands.format_choice import FormatChoice
+
 if TYPE_CHECKING:
     from trtkv.replay.readers.options import ReadOptions
     from trtkv.replay.replay_config import ReplayConfig
     from trtkv.replay.replay_result import ReplayResult
     from trtkv.replay.trace import RequestTrace
-
-
-AUTO = "auto"
 
 
 class SystemChoice(str, Enum):
@@ -38,8 +37,8 @@ def replay(
         SystemChoice, typer.Option(help="Whose block manager; nano-scheduler lets nano-vllm's scheduler preempt.")
     ] = SystemChoice.TENSORRT_LLM,
     trace_format: Annotated[
-        str, typer.Option("--format", help="Format of the trace; auto tells it from the first row.")
-    ] = AUTO,
+        FormatChoice, typer.Option("--format", help="Format of the trace; auto tells it from the first row.")
+    ] = FormatChoice.AUTO,
     block_size: Annotated[
         int | None, typer.Option(help="Tokens that one hash id stands for. Needed for Mooncake rows (theirs: 512).")
     ] = None,
@@ -96,7 +95,7 @@ def replay(
     _check_system(system, config)
     _check_writable(json_file)
     options = ReadOptions(block_size, tokenizer, chat_template)
-    requests = _read(trace, None if trace_format == AUTO else trace_format, options, lenient, limit)
+    requests = _read(trace, trace_format.format_name, options, lenient, limit)
     shown_bounds = _bounds(requests, config, system) if bounds else None
     if system is SystemChoice.TENSORRT_LLM:
         _show(_run(requests, config), shown_bounds, json_file)

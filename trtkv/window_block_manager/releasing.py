@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from trtkv.block_key import PackedKey
+from trtkv.block_listener import RemovalReason
 from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, RequestId
 from trtkv.errors import InvalidInputError, check
 from trtkv.eviction_policy import LRUEvictionPolicy
@@ -112,7 +113,7 @@ class BlockReleaser:
         for entry in reversed(subtree):
             if self._settings.compatibility:
                 check(entry.is_leaf, f"block {entry._block_id} has children of another window")
-            self._claimer.remove_from_tree(entry)
+            self._claimer.remove_from_tree(entry, RemovalReason.DROPPED)
             if entry._ref_count:
                 continue
             if not self._settings.compatibility:
