@@ -64,7 +64,7 @@ def find_violations(
 
     ``requests``: tokens of live sequences by id; only those named here are compared with the tree (rule 23).
     ``pins``: what the caller knows to be pinned; without it the manager's own record counts.
-    ``rewound``: sequences that were shortened; their sliding windows may have lost more than rule 16 allows.
+    ``rewound``: sequences cut by more tokens than the manager was told to reckon with (rule 16).
     """
     tree = _Tree(manager)
     found = list(tree.find_violations())
@@ -244,7 +244,9 @@ class _Window:
             if sequence is None:
                 continue
             yield from self._check_entries(sequence, record)
-            yield from self._check_extent(sequence, record, request_id in rewound)
+            yield from self._check_extent(sequence, record)
+            if request_id not in rewound:
+                yield from self._check_reach(sequence, record)
             yield from self._check_table(sequence, record)
             if request_id in requests:
                 yield from self._check_tokens(record, sequence, requests[request_id])
@@ -427,22 +429,26 @@ class _Window:
             if not block.is_placeholder and not block.is_primary:
                 yield f"17: {name} holds block {block.block_id}, which lies in the secondary pool"
 
-    def _check_extent(self, sequence: GenerationRequest, record: SequenceWindow, is_rewound: bool) -> Iterator[str]:
-        """Rules 15 and 16."""
+    def _check_extent(self, sequence: GenerationRequest, record: SequenceWindow) -> Iterator[str]:
+        """Rule 15."""
         settings, num_tokens = self._settings, sequence.num_tokens
         limit = self._manager.window_sizes_metadata[settings.window_size].max_token_num
         num_blocks = len(record.held) // sequence.beam_width
         expected = ceil_div(num_tokens, settings.tokens_per_block)
-        is_exempt = settings.compatibility and (num_tokens > limit or is_rewound)
-        if num_blocks != expected and not is_exempt:
+        is_odd = settings.window_size % settings.tokens_per_block
+        if num_blocks != expected and not (settings.compatibility and (num_tokens > limit or is_odd)):
             yield f"15: sequence {sequence.request_id} of {num_tokens} tokens has {num_blocks} blocks, not {expected}"
-        if not settings.is_swa or is_rewound:
+
+    def _check_reach(self, sequence: GenerationRequest, record: SequenceWindow) -> Iterator[str]:
+        """Rule 16."""
+        if not self._settings.is_swa or self._settings.compatibility:
             return
-        first_held = record.num_front_blocks_removed * settings.tokens_per_block
-        if first_held > max(0, num_tokens - settings.window_size):
+        holes = [i // sequence.beam_width for i, b in enumerate(record.held) if b.block_id == PLACEHOLDER_BLOCK_ID]
+        num_lost = (holes[-1] + 1) * self._settings.tokens_per_block if holes else 0
+        if num_lost > max(0, sequence.num_tokens + 1 - self._settings.window_size):
             yield (
-                f"16: sequence {sequence.request_id} of {num_tokens} tokens has lost its first {first_held}, "
-                f"{settings.window_size} belong to the window"
+                f"16: sequence {sequence.request_id} of {sequence.num_tokens} tokens has no block at position "
+                f"{holes[-1]}, which the next token attends to"
             )
 
     def _check_table(self, sequence: GenerationRequest, record: SequenceWindow) -> Iterator[str]:
