@@ -38,6 +38,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     (
         "structures",
         (
+            "compiled_hash",
             "block_key",
             "templated_trie",
             "radix_block_tree",
@@ -52,6 +53,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     (
         "mechanisms",
         (
+            "block_listener",
             "eviction_policy",
             "kv_cache_event_manager",
             "copy_engine",
@@ -67,8 +69,9 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("all windows", ("block_manager",)),
     ("the manager", ("kv_cache_manager",)),
     ("around a manager", ("invariants", "kv_cache_event_consumer", "attention_dp_gather", "exporters.*", "nano.*")),
-    ("users of a manager", ("scheduler.*", "resource_manager.*", "executor.*")),
+    ("users of a manager", ("scheduler.*", "resource_manager.*", "executor.*", "sizing.*")),
     ("traces", ("replay.*", "verify.*")),
+    ("comparisons", ("compare.*",)),
     ("commands", ("commands.*",)),
     ("program", ("cli", "__main__", ROOT_MODULE)),
 )

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
 from typing import Final, NamedTuple, TypeAlias, TypeVar, cast
 
 from trtkv.errors import InvalidInputError, check
@@ -196,17 +198,39 @@ def _mix32(value: int, seed: int) -> int:
     return (seed ^ ((value + _GOLDEN & _MASK32) + (seed << 6) + (seed >> 2))) & _MASK64
 
 
+def mix_tokens_plainly(tokens: bytes, seed: int) -> int:
+    """Mix int32 tokens into a seed one after the other: what the compiled form of ``mix_tokens`` computes."""
+    for token in array("I", tokens):
+        seed = _mix32(token, seed)
+    return seed
+
+
+def mix_tokens(tokens: bytes, seed: int) -> int:
+    """Mix int32 tokens into a seed; compiled where Numba is installed (extra ``fast``)."""
+    compiled = _load_compiled_mixer()
+    return mix_tokens_plainly(tokens, seed) if compiled is None else compiled(tokens, seed)
+
+
+@cache
+def _load_compiled_mixer() -> Callable[[bytes, int], int] | None:
+    """The compiled mixer, or None without Numba; compiling takes about a second, once in a process."""
+    if find_spec("numba") is None:
+        return None
+    from trtkv.compiled_hash import compile_token_mixer
+
+    return compile_token_mixer()
+
+
 def hash_block_key(key: PackedKey, parent_hash: int = 0) -> int:
     """64-bit hash of a packed key, chained to the hash of its parent (0 for the first block).
 
     The salt counts only where the parent hash is 0. C++: BlockKeyHasher::hash.
     """
-    tokens = array("I", token_bytes(key))
-    seed = len(tokens) ^ (parent_hash * _PARENT_FACTOR & _MASK64)
+    data = token_bytes(key)
+    seed = len(data) >> 2 ^ (parent_hash * _PARENT_FACTOR & _MASK64)
     if isinstance(key, bytes):
-        for token in tokens:
-            seed = _mix32(token, seed)
-        return seed
+        return mix_tokens(data, seed)
+    tokens = array("I", data)
     _, extra_ids, lora_task_id, cache_salt, extra_keys = key
     if parent_hash == 0 and cache_salt is not None:
         seed = _mix64(hash_salt(cache_salt), seed)

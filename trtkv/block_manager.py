@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from trtkv.block_key import PackedKey
+from trtkv.block_listener import BlockListener
 from trtkv.capacity_estimation import group_layers_by_window_size
 from trtkv.common import (
     RECURRENT_STATES,
@@ -71,10 +72,12 @@ class BlockManager:
         copy_engine: CopyEngine,
         event_manager: KVCacheEventManager | None,
         clock: Callable[[], int],
+        listener: BlockListener | None = None,
     ) -> None:
         _check_settings(settings)
         self.settings = settings
         self._event_manager = event_manager
+        self._listener = listener
         self.num_layers = len(settings.num_kv_heads_per_layer)
         self.lookup_tree = UnifiedBlockTree(settings.hash_map_order)
         layers_per_window = group_layers_by_window_size(settings.max_attention_window_vec, self.num_layers)
@@ -132,6 +135,7 @@ class BlockManager:
             clock,
             settings.secondary_offload_min_priority,
             settings.indexer_k_cache,
+            self._listener,
         )
 
     def _blocks_of(self, window_size: WindowSize) -> tuple[int, int]:
@@ -485,14 +489,19 @@ class BlockManager:
         return self._get_event_manager().get_events(timeout_ms)
 
     def get_cached_block_events(self) -> list[KVCacheEvent]:
-        """Created and stored events that describe the cache as it is; all have the id of the last event so far."""
-        event_id = self._get_event_manager().next_event_id - 1
-        events = []
-        for window, manager in self.window_block_managers.items():
-            counts = (manager.num_primary_blocks, manager.num_secondary_blocks)
-            events.append(KVCacheEvent(event_id, KVCacheCreatedData(counts), window))
-            events += [KVCacheEvent(event_id, data, window) for data in manager.describe_cached_blocks()]
-        return events
+        """Created events, then stored events of every cached block; all have the id of the last event so far."""
+        events = self._get_event_manager()
+        event_id, rank = events.next_event_id - 1, events.attention_dp_rank
+        managers = self.window_block_managers
+        created = [
+            KVCacheEvent(event_id, KVCacheCreatedData((m.num_primary_blocks, m.num_secondary_blocks)), window, rank)
+            for window, m in managers.items()
+        ]
+        return created + [
+            KVCacheEvent(event_id, data, window, rank)
+            for window, manager in managers.items()
+            for data in manager.describe_cached_blocks()
+        ]
 
     def _get_event_manager(self) -> KVCacheEventManager:
         if self._event_manager is None:

@@ -17,6 +17,7 @@ from trtkv.block_key import (
     check_multimodal_input,
     hash_block_key,
 )
+from trtkv.block_listener import BlockListener
 from trtkv.block_manager import BlockManager, CacheSettings
 from trtkv.common import (
     MAX_INT32,
@@ -82,6 +83,7 @@ class KVCacheManager:
     the reference's hash map instead of most recently inserted first, at the price of hashing every cached block.
     ``preallocate_blocks`` makes all block objects now instead of at their first use: about 220 bytes a block for
     steadier admission; a replay with a large pool is better off without.
+    ``block_listener`` is told, block by block, what leaves the tree and why.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class KVCacheManager:
         compatibility: bool = False,
         hash_map_order: bool | None = None,
         preallocate_blocks: bool = False,
+        block_listener: BlockListener | None = None,
     ) -> None:
         if sink_token_length:
             raise ConfigurationError(f"sink_token_length is {sink_token_length}; sink tokens are not supported, give 0")
@@ -146,6 +149,7 @@ class KVCacheManager:
             NullCopyEngine() if copy_engine is None else copy_engine,
             event_manager,
             clock,
+            block_listener,
         )
         if kv_cache_connector_manager is not None and self._block_manager.is_variable_window:
             raise ConfigurationError("a connector works with one window only; use one window or no connector")
@@ -334,6 +338,16 @@ class KVCacheManager:
     def num_free_blocks_per_window_size(self) -> dict[WindowSize, int]:
         """Free primary blocks by window."""
         return self._block_manager.get_num_free_blocks_per_window_size()
+
+    @property
+    def num_extra_kv_tokens(self) -> int:
+        """Slots that budgets add behind every prompt."""
+        return self._num_extra_kv_tokens
+
+    @property
+    def draft_token_reserve(self) -> int:
+        """Drafts that budgets reckon with at least, and by which a sliding window can be rewound."""
+        return self._draft_token_reserve
 
     # -- admission ------------------------------------------------------------------------------------
 
@@ -981,13 +995,14 @@ class KVCacheManager:
         tokens_per_block = self._tokens_per_block
         prompt_len = min(llm_request.prompt_len, self._get_window_metadata(window_size).max_token_num)
         final_len = llm_request.prompt_len + llm_request.max_new_tokens + self._num_tokens_behind(llm_request)
-        most_blocks = ceil_div(min(final_len, window_size + tokens_per_block - 1), tokens_per_block)
+        sequences = self._block_manager.get_window_block_manager(window_size).sequences
+        most_tokens = window_size + sequences.rewind_reserve + tokens_per_block - 1
+        most_blocks = ceil_div(min(final_len, most_tokens), tokens_per_block)
         sequence = self._sequences.get(llm_request.request_id)
         if sequence is not None:
-            window = self._block_manager.get_window_block_manager(window_size)
             num_held = len(sequence.get_window(window_size).held)
             if final_len > window_size:
-                num_held = window.sequences.count_held_alone(sequence)
+                num_held = sequences.count_held_alone(sequence)
             return max(most_blocks * llm_request.beam_width - num_held, 0)
         if self._uses_summary(llm_request) and llm_request.is_context_init_state:
             summary = self.analyze_prefix_reuse(llm_request) if cached_summary is None else cached_summary

@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trtkv.commands.format_choice import FormatChoice
+
 if TYPE_CHECKING:
+    from trtkv.replay.readers.options import ReadOptions
     from trtkv.replay.replay_config import ReplayConfig
     from trtkv.replay.replay_result import ReplayResult
     from trtkv.replay.trace import RequestTrace
 
 
-class FormatChoice(str, Enum):
-    """Values of ``--format``."""
+class SystemChoice(str, Enum):
+    """Values of ``--system``."""
 
-    AUTO = "auto"
-    MOONCAKE = "mooncake"
-    TOKENS = "tokens"
+    TENSORRT_LLM = "tensorrt-llm"
+    NANO = "nano"
+    NANO_SCHEDULER = "nano-scheduler"
 
 
 def replay(
-    trace: Annotated[str, typer.Argument(help="Request trace, plain or gzip; - is standard input.")],
+    trace: Annotated[str, typer.Argument(help="Request trace, plain or gzip, or a folder; - is standard input.")],
+    system: Annotated[
+        SystemChoice, typer.Option(help="Whose block manager; nano-scheduler lets nano-vllm's scheduler preempt.")
+    ] = SystemChoice.TENSORRT_LLM,
     trace_format: Annotated[
         FormatChoice, typer.Option("--format", help="Format of the trace; auto tells it from the first row.")
     ] = FormatChoice.AUTO,
@@ -58,6 +66,11 @@ def replay(
     ] = False,
     limit: Annotated[int | None, typer.Option(help="Read only the first N rows of the file.")] = None,
     lenient: Annotated[bool, typer.Option("--lenient", help="Count and skip malformed rows.")] = False,
+    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer file or folder, for traces with text.")] = None,
+    chat_template: Annotated[str | None, typer.Option(help="Chat template file, or chatml.")] = None,
+    bounds: Annotated[
+        bool, typer.Option("--bounds", help="Show what no policy could beat: unlimited cache, clairvoyant eviction.")
+    ] = False,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
     ] = None,
@@ -66,6 +79,7 @@ def replay(
 
     A fixed number of live requests is kept filled from the trace in file order; arrival times are not used.
     """
+    from trtkv.replay.readers.options import ReadOptions
     from trtkv.replay.replay_config import ReplayConfig
 
     config = ReplayConfig(
@@ -78,22 +92,73 @@ def replay(
         windows=tuple(map(_parse_window, window or ["full"])),
         compatibility=compatibility,
     )
+    _check_system(system, config)
     _check_writable(json_file)
-    requests = _read(trace, trace_format, block_size, lenient, limit)
-    _show(_run(requests, config), json_file)
+    options = ReadOptions(block_size, tokenizer, chat_template)
+    requests = _read(trace, trace_format.format_name, options, lenient, limit)
+    shown_bounds = _bounds(requests, config, system) if bounds else None
+    if system is SystemChoice.TENSORRT_LLM:
+        _show(_run(requests, config), shown_bounds, json_file)
+    else:
+        _show_nano(_run_nano(requests, config, system), shown_bounds, json_file)
 
 
-def _read(path: str, choice: FormatChoice, block_size: int | None, lenient: bool, limit: int | None) -> RequestTrace:
-    from trtkv.replay.formats import FORMATS, read_trace
+def _check_system(system: SystemChoice, config: ReplayConfig) -> None:
+    """nano-vllm has one tier, full attention and whole blocks; options about anything else are refused."""
+    from trtkv.errors import ConfigurationError
 
-    format_name = None if choice is FormatChoice.AUTO else choice.value
-    trace = read_trace(path, format_name=format_name, block_size=block_size, lenient=lenient, limit=limit)
+    if system is SystemChoice.TENSORRT_LLM:
+        return
+    if config.host_tokens or config.windows != (None,) or config.compatibility:
+        raise ConfigurationError(
+            f"--system {system.value} knows neither --host-tokens nor --window nor --compatibility; leave them out"
+        )
+
+
+def _read(path: str, format_name: str | None, options: ReadOptions, lenient: bool, limit: int | None) -> RequestTrace:
+    from trtkv.replay.readers.registry import read_requests
+
+    loaded = read_requests(path, options, format_name=format_name, lenient=lenient, limit=limit)
     if format_name is None:
-        keys = ", ".join(FORMATS[trace.format].keys)
-        typer.echo(f"format: {trace.format} (the first row has {keys})", err=True)
-    if block_size is not None and trace.block_size is None:
-        typer.echo(f"note: --block-size has no meaning for format {trace.format}", err=True)
-    return trace
+        typer.echo(f"format: {loaded.detected}", err=True)
+    if options.block_size is not None and loaded.trace.block_size is None:
+        typer.echo(f"note: --block-size has no meaning for format {loaded.trace.format}", err=True)
+    return loaded.trace
+
+
+def _bounds(trace: RequestTrace, config: ReplayConfig, system: SystemChoice) -> dict[str, Any]:
+    from trtkv.errors import InvalidInputError
+    from trtkv.replay.bounds import compute_bounds
+
+    if config.windows != (None,):
+        raise InvalidInputError("--bounds is about full attention; leave --window out")
+    if system is SystemChoice.NANO_SCHEDULER:
+        raise InvalidInputError("--bounds is about the closed loop; use --system nano")
+    return compute_bounds(
+        trace.requests,
+        tokens_per_block=config.tokens_per_block,
+        capacity_tokens=config.capacity_tokens,
+        host_tokens=config.host_tokens,
+        live=config.live,
+        partial_reuse=config.partial_reuse and system is SystemChoice.TENSORRT_LLM,
+    ).to_json()
+
+
+def _run_nano(trace: RequestTrace, config: ReplayConfig, system: SystemChoice) -> dict[str, object]:
+    from trtkv.replay.nano_driver import run_nano, run_nano_scheduler
+    from trtkv.replay.nano_report import nano_report
+    from trtkv.replay.report import progress_bar
+
+    run = run_nano if system is SystemChoice.NANO else run_nano_scheduler
+    with progress_bar(len(trace.requests)) as progress, _without_cycle_collector():
+        counts = run(
+            trace.requests,
+            tokens_per_block=config.tokens_per_block,
+            capacity_tokens=config.capacity_tokens,
+            live=config.live,
+            progress=progress,
+        )
+    return nano_report(trace, counts)
 
 
 def _run(trace: RequestTrace, config: ReplayConfig) -> ReplayResult:
@@ -117,18 +182,46 @@ def _without_cycle_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _show(result: ReplayResult, json_file: str | None) -> None:
-    from trtkv.replay.report import json_report, notes, print_report
+def _show(result: ReplayResult, bounds: dict[str, Any] | None, json_file: str | None) -> None:
+    from trtkv.replay.report import notes, print_report
 
     if json_file == "-":
-        sys.stdout.write(json_report(result))
+        sys.stdout.write(_json_text(result.to_json(), bounds))
         for line in notes(result):
             typer.echo(line, err=True)
         return
     print_report(result)
+    _print_bounds(bounds)
     if json_file is not None:
         with open(json_file, "w", encoding="utf-8") as stream:
-            stream.write(json_report(result))
+            stream.write(_json_text(result.to_json(), bounds))
+
+
+def _show_nano(report: dict[str, object], bounds: dict[str, Any] | None, json_file: str | None) -> None:
+    from trtkv.replay.nano_report import print_nano_report
+
+    if json_file == "-":
+        sys.stdout.write(_json_text(report, bounds))
+        return
+    print_nano_report(report)
+    _print_bounds(bounds)
+    if json_file is not None:
+        with open(json_file, "w", encoding="utf-8") as stream:
+            stream.write(_json_text(report, bounds))
+
+
+def _json_text(report: dict[str, object], bounds: dict[str, Any] | None) -> str:
+    """The report, with its bounds as last entry if there are any."""
+    return json.dumps(report if bounds is None else {**report, "bounds": bounds}, indent=2) + "\n"
+
+
+def _print_bounds(bounds: dict[str, Any] | None) -> None:
+    if bounds is not None:
+        from rich.console import Console
+
+        from trtkv.replay.nano_report import print_rates
+
+        print_rates("Bounds", bounds["rates"], Console())
 
 
 def _check_writable(path: str | None) -> None:

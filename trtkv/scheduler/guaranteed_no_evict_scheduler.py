@@ -49,6 +49,7 @@ class GuaranteedNoEvictScheduler(BaseCapacityScheduler):
         if not (self._is_static_batch and admission.scheduled):
             admission.add_pending(pending_disagg)
             admission.add_pending(pending)
+        self._num_deferred_requests = admission.num_deferred
         return admission.scheduled, []
 
     def _is_running(self, request: LlmRequest) -> bool:
@@ -85,6 +86,11 @@ class _Admission:
         self._deferral = PrefixDeferral(*self._summaries)
         if self._skipping_is_relevant:
             self._deferral.add_started_contexts(call.active_requests)
+
+    @property
+    def num_deferred(self) -> int:
+        """Requests held back for a common prefix."""
+        return self._deferral.num_skipped
 
     @property
     def is_full(self) -> bool:

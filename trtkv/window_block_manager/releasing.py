@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from trtkv.block_key import PackedKey, num_key_tokens
+from trtkv.block_listener import RemovalReason
 from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, RequestId
 from trtkv.errors import InvalidInputError, check
 from trtkv.eviction_policy import LRUEvictionPolicy
@@ -115,7 +116,7 @@ class BlockReleaser:
             subtree.append(current)
         for entry in reversed(subtree):
             check(entry.is_leaf, f"block {entry._block_id} has children of another window")
-            self._claimer.remove_from_tree(entry)
+            self._claimer.remove_from_tree(entry, RemovalReason.DROPPED)
             if entry._ref_count:
                 continue
             entry._priority = MIN_RETENTION_PRIORITY
@@ -153,7 +154,7 @@ class BlockReleaser:
             if block is not None:
                 blocks.append(block)
         for block in reversed(blocks):
-            self._claimer.remove_from_tree(block)
+            self._claimer.remove_from_tree(block, RemovalReason.DROPPED)
             if not block._ref_count:
                 self._policy.claim_block(block, MIN_RETENTION_PRIORITY)
                 self._policy.release_block(block, to_front=True)

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 
 from trtkv.block_key import num_key_tokens
+from trtkv.block_listener import RemovalReason
 from trtkv.common import PLACEHOLDER_BLOCK_ID, RequestId, ceil_div, trunc_mod
 from trtkv.errors import InvalidInputError, OutOfBlocksError, UnknownIdError, check
 from trtkv.eviction_policy import LRUEvictionPolicy
@@ -241,7 +242,7 @@ class SequenceBlocks:
             return
         block = window.held[index]
         if block._ref_count == 1 and self._covers_more(block, inside):
-            self._claimer.remove_from_tree(block)
+            self._claimer.remove_from_tree(block, RemovalReason.DROPPED)
 
     @staticmethod
     def _covers_more(block: KVCacheBlock, num_tokens: int) -> bool:

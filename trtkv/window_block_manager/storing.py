@@ -13,6 +13,7 @@ from trtkv.block_key import (
     num_key_tokens,
     resolve_hash,
 )
+from trtkv.block_listener import BlockListener, RemovalReason
 from trtkv.common import PLACEHOLDER_BLOCK_ID, BlockId, CacheType
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest, SequenceWindow
@@ -76,6 +77,7 @@ class BlockStorer:
         get_block_by_id: Callable[[BlockId], KVCacheBlock],
         has_one_channel: bool,
         recurrent: RecurrentStates | None = None,
+        listener: BlockListener | None = None,
     ) -> None:
         self._settings = settings
         self._matcher = matcher
@@ -88,6 +90,7 @@ class BlockStorer:
         self._improves_placeholders = recurrent is not None and not settings.compatibility
         self._is_plain = (
             event_manager is None
+            and listener is None
             and settings.channel == 0
             and not (settings.is_swa or settings.is_recurrent_state)
             and matcher.tree.root.__class__ is LookupNode
@@ -152,8 +155,11 @@ class BlockStorer:
         existing: KVCacheBlock | None,
     ) -> None:
         """Make a block the value of a node that is free or has a placeholder, and say so where it stood before."""
-        if block._lookup_node is not None and not self._settings.compatibility:
-            self._claimer.remove_from_tree(block)
+        if block._lookup_node is not None:
+            if self._settings.compatibility:
+                self._claimer.detach(block, RemovalReason.MOVED)  # recorded: no event
+            else:
+                self._claimer.remove_from_tree(block, RemovalReason.MOVED)
         if existing is None:
             block.attach_to_lookup_node(node)
         else:
