@@ -27,6 +27,7 @@ from trtkv.errors import check
 from trtkv.eviction_policy import FreshBlocks, get_cache_level
 from trtkv.generation_request import GenerationRequest, SequenceWindow
 from trtkv.kv_cache_block import KVCacheBlock
+from trtkv.kv_cache_index import NULL_INDEX
 from trtkv.kv_cache_manager import KVCacheManager
 from trtkv.llm_request import LlmRequest
 from trtkv.radix_block_tree import LookupNodePtr
@@ -289,8 +290,8 @@ class _Window:
             for slot in sorted((found - expected) | (expected - found)):
                 yield f"2: slot {slot} of level {level} is behind {found[slot]} blocks, not {expected[slot]}"
         for block in self._fresh(PLACEHOLDER_LEVEL).blocks:
-            if table_slot(block) != -1:
-                yield f"2: placeholder {block.block_id} has slot {table_slot(block)}"
+            if block.memory_pool_block_index != NULL_INDEX:
+                yield f"2: placeholder {block.block_id} has slot {block.memory_pool_block_index}"
 
     def _check_references(self) -> Iterator[str]:
         """Rules 3 and 19."""
@@ -349,14 +350,8 @@ class _Window:
                 yield f"6: level {level} has {num_free} free and {num_held} held of {self._num_blocks(level)} blocks"
 
     def _check_order(self) -> Iterator[str]:
-        """Rule 22: the next victim is found in the lowest queue that has one."""
-        for level in _LEVELS:
-            queues = [
-                (priority, ids) for queue_level, priority, ids in self._policy.free_queues() if queue_level == level
-            ]
-            if not queues:
-                continue
-            priority, ids = min(queues)
+        """Rule 22."""
+        for level, priority, ids in self._policy.free_queues():
             if not self._policy._used_priorities[level] >> priority & 1:
                 yield f"22: level {level} does not look for victims at priority {priority}, where {ids[0]} stands"
 
