@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trtkv import capacity_estimation
-from trtkv.block_key import BlockKey, PackedKey, build_block_keys, build_block_keys_of, hash_block_key
+from trtkv.block_key import (
+    BlockKey,
+    PackedKey,
+    build_block_keys,
+    build_block_keys_of,
+    check_multimodal_input,
+    hash_block_key,
+)
 from trtkv.block_listener import BlockListener
 from trtkv.block_manager import BlockManager, CacheSettings
 from trtkv.common import (
@@ -25,7 +33,7 @@ from trtkv.common import (
     trunc_div,
 )
 from trtkv.copy_engine import CopyEngine, NullCopyEngine
-from trtkv.errors import ConfigurationError, InvalidInputError, UnknownIdError
+from trtkv.errors import ConfigurationError, InvalidInputError, TrtkvError, UnknownIdError
 from trtkv.generation_request import GenerationRequest
 from trtkv.kv_cache_block import KVCacheBlock
 from trtkv.kv_cache_event_manager import KVCacheEventManager
@@ -114,6 +122,8 @@ class KVCacheManager:
     ) -> None:
         if sink_token_length:
             raise ConfigurationError(f"sink_token_length is {sink_token_length}; sink tokens are not supported, give 0")
+        if max_beam_width < 1:
+            raise ConfigurationError(f"max_beam_width is {max_beam_width}; give at least 1")
         indexer = IndexerKCacheSettings(
             indexer_k_cache_quant_block_size, indexer_k_cache_index_head_dim, indexer_k_cache_use_fp4
         )
@@ -165,6 +175,7 @@ class KVCacheManager:
         self._has_swa = any(manager.is_swa for _, manager in self._windows)
         self._growth_phases = frozenset(range(tokens_per_block) if self._has_swa else (1 % tokens_per_block,))
         self._has_recurrent = any(manager.is_recurrent_state for _, manager in self._windows)
+        self._max_num_tokens = self.max_blocks_per_seq * tokens_per_block  # that block tables have columns for
         self._lock = threading.RLock()
         manager = self._block_manager
         self._pool_tensors = PoolTensors(
@@ -353,7 +364,9 @@ class KVCacheManager:
         if not request_infos:
             return
         with self._lock:
-            plans = None if self._compatibility else self._plan_batch(request_infos, llm_requests)
+            plans, lengths = None, None
+            if not self._compatibility:
+                plans, lengths = self._plan_batch(request_infos, llm_requests)
             sequences = [
                 self._create_sequence(info, request) for info, request in zip(request_infos, llm_requests, strict=True)
             ]
@@ -367,8 +380,8 @@ class KVCacheManager:
                 stats = manager.add_sequence_batch(sequences, claims, self._enable_block_reuse)
                 for total, entry in zip(totals, stats, strict=True):
                     total.append(entry)
-            for request, total in zip(llm_requests, totals, strict=True):
-                self._finish_admission(request, total)
+            for index, (request, total) in enumerate(zip(llm_requests, totals, strict=True)):
+                self._finish_admission(request, total, None if lengths is None else lengths[index])
 
     def add_sequence(self, request_info: RequestInfo, llm_request: LlmRequest) -> None:
         """Admit one sequence; see ``add_sequence_batch``."""
@@ -408,28 +421,41 @@ class KVCacheManager:
 
     def _plan_batch(
         self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
-    ) -> list[list[ClaimResult]]:
-        """Plan all windows, widest first, and raise whatever would go wrong. Changes nothing."""
+    ) -> tuple[list[list[ClaimResult]], list[int]]:
+        """Plan all windows, widest first, and raise whatever would go wrong. Changes nothing.
+
+        Returns the claims by window and the length found for each request, a connector's tokens included.
+        """
+        self._check_batch(request_infos, llm_requests)
+        plans, lengths = self._find_cached(request_infos, llm_requests)
+        for (_, manager), claims in zip(reversed(self._windows), plans, strict=True):
+            manager.check_room(claims, self._enable_block_reuse)
+        if self._writes_prepopulated:
+            for index, request in enumerate(llm_requests):
+                lengths[index] += self._num_connector_tokens(request, lengths[index])
+                request.check_prepopulated_prompt_len(lengths[index], self._tokens_per_block)
+        return plans, lengths
+
+    def _check_batch(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> None:
         seen: set[RequestId] = set()
-        for request_id, input_length, beam_width in request_infos:
+        for (request_id, input_length, beam_width), request in zip(request_infos, llm_requests, strict=True):
             self._check_new(request_id)
             if request_id in seen:
                 raise InvalidInputError(f"request {request_id} appears twice in the batch; give each id once")
             seen.add(request_id)
+            _check_same_request(request_id, request)
             if input_length < 1 or not 1 <= beam_width <= self._max_beam_width:
                 raise InvalidInputError(
                     f"request {request_id} has input length {input_length} and {beam_width} beams; "
                     f"give at least 1 token and 1 to {self._max_beam_width} beams"
                 )
-        plans, limits = self._find_cached(request_infos, llm_requests)
-        for (_, manager), claims in zip(reversed(self._windows), plans, strict=True):
-            manager.check_room(claims, self._enable_block_reuse)
-        if self._writes_prepopulated:
-            for request, length in zip(llm_requests, limits, strict=True):
-                request.check_prepopulated_prompt_len(
-                    length + self._num_connector_tokens(request, length), self._tokens_per_block
+            if input_length > self._max_num_tokens:
+                raise InvalidInputError(
+                    f"request {request_id} has input length {input_length}, block tables hold {self._max_num_tokens} "
+                    "tokens; cut it or raise max_sequence_length"
                 )
-        return plans
+            if request.multimodal_input is not None and self._enable_block_reuse:
+                check_multimodal_input(request.multimodal_input)
 
     def _find_cached(
         self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
@@ -491,10 +517,11 @@ class KVCacheManager:
             return 0
         return self._connector_manager.get_num_new_matched_tokens(request, num_computed_tokens)
 
-    def _finish_admission(self, request: LlmRequest, stats: Sequence[BatchSeqStats]) -> None:
+    def _finish_admission(self, request: LlmRequest, stats: Sequence[BatchSeqStats], length: int | None) -> None:
         if self._writes_prepopulated:
-            length = min(entry.prepopulated_len for entry in stats)
-            length += self._num_connector_tokens(request, length)
+            if length is None:
+                length = min(entry.prepopulated_len for entry in stats)
+                length += self._num_connector_tokens(request, length)
             request.set_prepopulated_prompt_len(length, self._tokens_per_block)
         if self._enable_block_reuse:
             request.set_estimated_reusable_tokens(0)
@@ -546,6 +573,11 @@ class KVCacheManager:
     def _grow(self, sequence: GenerationRequest) -> None:
         """One more token where a window may take or let go of a block."""
         if not self._compatibility:
+            if sequence.num_tokens >= self._max_num_tokens:
+                raise InvalidInputError(
+                    f"request {sequence.request_id} has {sequence.num_tokens} tokens, as many as block tables hold; "
+                    "end it or raise max_sequence_length"
+                )
             for _, manager in self._windows:
                 manager.check_can_add_token(sequence)
         sequence.num_tokens += 1
@@ -564,7 +596,7 @@ class KVCacheManager:
                 self._check_can_rewind(sequence, rewind_lengths)
             for _ in range(rewind_lengths):
                 self._remove_token(sequence)
-            if not self._compatibility and self._enable_block_reuse and rewind_lengths:
+            if not self._compatibility and rewind_lengths:
                 for _, manager in self._windows:
                     manager.sequences.detach_rewound_block(sequence)
 
@@ -603,9 +635,13 @@ class KVCacheManager:
         ``pin_on_release`` keeps the reference's signature and has no effect, as there. C++: removeSequence.
         """
         with self._lock:
-            sequence = self._sequences.pop(request_id, None)
-            if sequence is not None:
-                self._block_manager.release_blocks(sequence, llm_request if self._enable_block_reuse else None)
+            sequence = self._sequences.get(request_id)
+            if sequence is None:
+                return
+            if llm_request is not None and not self._compatibility:
+                _check_same_request(request_id, llm_request)
+            self._block_manager.release_blocks(sequence, llm_request if self._enable_block_reuse else None)
+            del self._sequences[request_id]
 
     # -- storing, pins, truncation ------------------------------------------------------------------------
 
@@ -631,7 +667,10 @@ class KVCacheManager:
     ) -> list[BlockId]:
         """Store everything computed so far; returns the ids pinned in the widest window. C++: storeBlocksForReuse."""
         with self._lock:
-            return self._block_manager.store_blocks_for_reuse(self.get_sequence(request_id), llm_request, pin_blocks)
+            sequence = self.get_sequence(request_id)
+            if not self._compatibility:
+                _check_same_request(request_id, llm_request)
+            return self._block_manager.store_blocks_for_reuse(sequence, llm_request, pin_blocks)
 
     def pin_blocks(self, request_id: RequestId) -> None:
         """One reference more on every block a sequence holds, so that they outlive it. C++: pinBlocks."""
@@ -758,13 +797,25 @@ class KVCacheManager:
         Writes the request's estimated reusable tokens: cached blocks of a first chunk, else 0. Only cached
         blocks that somebody holds lower the need, as free ones count as free already.
         """
+        with self._lock, self._estimate_of(llm_request):
+            is_disagg = llm_request.is_disagg_generation_init_state
+            if is_disagg or (llm_request.is_context_init_state and llm_request.is_first_context_chunk):
+                return self._needed_for_context(llm_request, window_size, cached_summary, credit_reuse=not is_disagg)
+            if not llm_request.is_generation_in_progress_state or self.cross_kv:
+                return 0
+            return self._needed_for_generation(llm_request, two_steps_look_ahead, window_size)
+
+    @contextmanager
+    def _estimate_of(self, llm_request: LlmRequest) -> Iterator[None]:
+        """Start a request's estimate at 0; the old one comes back when the budget fails. (Recorded: it does not.)"""
+        before = llm_request.estimated_reusable_tokens
         llm_request.set_estimated_reusable_tokens(0)
-        is_disagg = llm_request.is_disagg_generation_init_state
-        if is_disagg or (llm_request.is_context_init_state and llm_request.is_first_context_chunk):
-            return self._needed_for_context(llm_request, window_size, cached_summary, credit_reuse=not is_disagg)
-        if not llm_request.is_generation_in_progress_state or self.cross_kv:
-            return 0
-        return self._needed_for_generation(llm_request, two_steps_look_ahead, window_size)
+        try:
+            yield
+        except TrtkvError:
+            if not self._compatibility:
+                llm_request.set_estimated_reusable_tokens(before)
+            raise
 
     def _needed_for_context(
         self,
@@ -849,16 +900,15 @@ class KVCacheManager:
 
         Writes the request's estimated reusable tokens as ``get_needed_blocks_one_step`` does. May be negative.
         """
-        llm_request.set_estimated_reusable_tokens(0)
-        tokens_per_block = self._tokens_per_block
-        if self.cross_kv:
-            is_start = llm_request.is_context_init_state and llm_request.context_current_position == 0
-            return ceil_div(llm_request.encoder_output_len, tokens_per_block) if is_start else 0
-        if window_size == RECURRENT_STATES:
-            remaining = self._remaining_recurrent(llm_request)
-            if remaining is not None:
-                return remaining
-        return self._remaining_attention(llm_request, window_size, cached_summary)
+        with self._lock, self._estimate_of(llm_request):
+            if self.cross_kv:
+                is_start = llm_request.is_context_init_state and llm_request.context_current_position == 0
+                return ceil_div(llm_request.encoder_output_len, self._tokens_per_block) if is_start else 0
+            if window_size == RECURRENT_STATES:
+                remaining = self._remaining_recurrent(llm_request)
+                if remaining is not None:
+                    return remaining
+            return self._remaining_attention(llm_request, window_size, cached_summary)
 
     def _remaining_recurrent(self, llm_request: LlmRequest) -> int | None:
         linear = self._block_manager.linear_attention_metadata
@@ -984,11 +1034,13 @@ class KVCacheManager:
 
     def start_scheduling(self) -> None:
         """Begin a simulation of removals. C++: startScheduling."""
-        self._block_manager.start_scheduling()
+        with self._lock:
+            self._block_manager.start_scheduling()
 
     def scheduling_remove_sequence(self, request_id: RequestId) -> None:
         """Simulate the removal of a sequence. C++: schedulingRemoveSequence."""
-        self._block_manager.scheduling_release_blocks(request_id)
+        with self._lock:
+            self._block_manager.scheduling_release_blocks(request_id)
 
     def scheduling_has_free_blocks(self, num_required: int, window_size: WindowSize) -> bool:
         """Whether that many blocks of a window are free in the simulation."""
@@ -1006,7 +1058,8 @@ class KVCacheManager:
 
     def get_cache_block_ids(self, request_id: RequestId, window_size: WindowSize) -> list[list[BlockId]]:
         """Block ids per beam (a copy); positions that left a sliding window keep their old id."""
-        return [list(ids) for ids in self.get_sequence(request_id).get_cache_block_ids(window_size)]
+        with self._lock:
+            return [list(ids) for ids in self.get_sequence(request_id).get_cache_block_ids(window_size)]
 
     def get_batch_cache_block_ids(
         self, request_ids: Iterable[RequestId], window_size: WindowSize
@@ -1016,15 +1069,17 @@ class KVCacheManager:
 
     def get_last_block_id(self, request_id: RequestId) -> BlockId | None:
         """Last block of beam 0 in the smallest window."""
-        ids = self.get_sequence(request_id).get_cache_block_ids(self._block_manager.first_window_size)[0]
-        return ids[-1] if ids else None
+        with self._lock:
+            ids = self.get_sequence(request_id).get_cache_block_ids(self._block_manager.first_window_size)[0]
+            return ids[-1] if ids else None
 
     def get_priority_by_block_id(self, block_id: BlockId, window_size: WindowSize) -> Priority:
         """Retention priority of a block; the default for unknown blocks and windows."""
-        try:
-            return self._block_manager.get_block_by_id(block_id, window_size).priority
-        except UnknownIdError:
-            return DEFAULT_RETENTION_PRIORITY
+        with self._lock:
+            try:
+                return self._block_manager.get_block_by_id(block_id, window_size).priority
+            except UnknownIdError:
+                return DEFAULT_RETENTION_PRIORITY
 
     def find_blocks_in_reuse_tree_by_block_key(
         self, block_key: PackedKey | BlockKey, window_size: WindowSize
@@ -1053,12 +1108,31 @@ class KVCacheManager:
         """Write a sequence's rows into an offset table; returns the longest row. C++: copyBlockOffsets.
 
         ``output``: int32 [pools, slots, 2 (K, V), max blocks per sequence], a numpy array or CPU tensor; rows go to
-        the slots from ``output_slot_offset``, one per beam. Columns behind a row are left as they are.
+        the slots from ``output_slot_offset``, one per beam. Columns behind a row are left as they are. An entry is
+        the slot times the K and V blocks of one slot, plus 1 for V; positions without memory are NULL_ENTRY. Raises
+        InvalidInputError, with nothing written, if the table is too small.
         """
+        with self._lock:
+            return self._copy_block_offsets(output, output_slot_offset, self.get_sequence(request_id))
+
+    def _copy_block_offsets(self, output: Any, output_slot_offset: int, sequence: GenerationRequest) -> int:
         import numpy as np
 
-        sequence = self.get_sequence(request_id)
         table = np.asarray(output)
+        needed = max(len(ids) for window, _ in self._windows for ids in sequence.get_cache_block_ids(window))
+        first, last = output_slot_offset, output_slot_offset + sequence.beam_width
+        is_fit = table.dtype == np.int32 and table.ndim == 4 and table.shape[2] == 2
+        if (
+            not is_fit
+            or first < 0
+            or table.shape[0] < self.num_pools
+            or table.shape[1] < last
+            or table.shape[3] < needed
+        ):
+            raise InvalidInputError(
+                f"rows {first} to {last - 1} of request {request_id} need an int32 table of at least "
+                f"[{self.num_pools}, {last}, 2, {needed}], it is {table.dtype} {list(table.shape)}"
+            )
         longest = pool_idx = 0
         for window_size, manager in self._windows:
             window = sequence.get_window(window_size)
@@ -1136,11 +1210,13 @@ class KVCacheManager:
 
     def sync_transfer_manager_with_buffer_manager(self) -> None:
         """Order transfers behind compute work."""
-        self._block_manager.sync_transfer_manager_with_buffer_manager()
+        with self._lock:
+            self._block_manager.sync_transfer_manager_with_buffer_manager()
 
     def verify_queue_integrity(self, window_size: WindowSize) -> bool:
         """Whether a window's queues hold free blocks of their level only."""
-        return self._block_manager.verify_queue_integrity(window_size)
+        with self._lock:
+            return self._block_manager.verify_queue_integrity(window_size)
 
     def get_kv_cache_stats(self) -> KvCacheStats:
         """Totals since construction. C++: getKvCacheStats.
@@ -1148,6 +1224,10 @@ class KVCacheManager:
         Blocks are those of the primary level; the secondary level is reported apart. In compatibility mode
         ``max_num_blocks`` and ``used_num_blocks`` include it, as in the reference.
         """
+        with self._lock:
+            return self._get_kv_cache_stats()
+
+    def _get_kv_cache_stats(self) -> KvCacheStats:
         manager = self._block_manager
         free = manager.num_free_blocks
         most = manager.max_num_blocks if self._compatibility else manager.num_primary_blocks
@@ -1185,6 +1265,13 @@ class KVCacheManager:
         capacity_estimation.calculate_cache_size_per_token_for_single_window_size
     )
     calculate_window_size_to_share = staticmethod(capacity_estimation.calculate_window_size_to_share)
+
+
+def _check_same_request(request_id: RequestId, llm_request: LlmRequest) -> None:
+    if llm_request.request_id != request_id:
+        raise InvalidInputError(
+            f"request {llm_request.request_id} was given for sequence {request_id}; its tokens would name wrong blocks"
+        )
 
 
 def _commit_hashes(blocks: Sequence[KVCacheBlock], keys: Sequence[PackedKey]) -> list[int]:
