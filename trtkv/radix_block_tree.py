@@ -92,7 +92,7 @@ class HashMapOrderedNode(LookupNode):
         self.map_hash: int | None = None
         self.order: list[HashMapOrderedNode] = []
         self.pending: list[tuple[bool, HashMapOrderedNode]] = []  # (inserted, node), not worked into order yet
-        self.tie_counter = [0] if parent is None else cast(HashMapOrderedNode, parent).tie_counter
+        self.tie_counter: list[int] = [0] if parent is None else cast(HashMapOrderedNode, parent).tie_counter
 
     def create_node(self, key: PackedKey) -> LookupNodePtr:
         """A node that counts ties in the tree's counter."""
