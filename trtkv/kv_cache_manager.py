@@ -1130,7 +1130,7 @@ class KVCacheManager:
             or table.shape[3] < needed
         ):
             raise InvalidInputError(
-                f"rows {first} to {last - 1} of request {request_id} need an int32 table of at least "
+                f"rows {first} to {last - 1} of request {sequence.request_id} need an int32 table of at least "
                 f"[{self.num_pools}, {last}, 2, {needed}], it is {table.dtype} {list(table.shape)}"
             )
         longest = pool_idx = 0
