@@ -1119,20 +1119,7 @@ class KVCacheManager:
         import numpy as np
 
         table = np.asarray(output)
-        needed = max(len(ids) for window, _ in self._windows for ids in sequence.get_cache_block_ids(window))
-        first, last = output_slot_offset, output_slot_offset + sequence.beam_width
-        is_fit = table.dtype == np.int32 and table.ndim == 4 and table.shape[2] == 2
-        if (
-            not is_fit
-            or first < 0
-            or table.shape[0] < self.num_pools
-            or table.shape[1] < last
-            or table.shape[3] < needed
-        ):
-            raise InvalidInputError(
-                f"rows {first} to {last - 1} of request {request_id} need an int32 table of at least "
-                f"[{self.num_pools}, {last}, 2, {needed}], it is {table.dtype} {list(table.shape)}"
-            )
+        self._check_offset_table(table, output_slot_offset, sequence)
         longest = pool_idx = 0
         for window_size, manager in self._windows:
             window = sequence.get_window(window_size)
@@ -1148,6 +1135,17 @@ class KVCacheManager:
                     longest = max(longest, len(row))
                 pool_idx += 1
         return longest
+
+    def _check_offset_table(self, table: Any, first_row: int, sequence: GenerationRequest) -> None:
+        width = max(len(ids) for window, _ in self._windows for ids in sequence.get_cache_block_ids(window))
+        needed = [self.num_pools, first_row + sequence.beam_width, 2, width]
+        shape = list(table.shape)
+        is_large = len(shape) == 4 and all(size >= least for size, least in zip(shape, needed, strict=True))
+        if table.dtype.name != "int32" or first_row < 0 or not is_large:
+            raise InvalidInputError(
+                f"request {sequence.request_id} from row {first_row} on needs an int32 table of at least {needed}, "
+                f"it is {table.dtype} {shape}"
+            )
 
     def get_block_offsets_of_batch(
         self, output: Any, first_batch_slot_idx: int, batch_size: int, beam_width: int
