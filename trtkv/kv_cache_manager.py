@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +15,7 @@ from trtkv.block_key import (
     PackedKey,
     build_block_keys,
     build_block_keys_of,
+    build_encoder_keys,
     check_multimodal_input,
     hash_block_key,
 )
@@ -763,10 +765,15 @@ class KVCacheManager:
     ) -> PrefixReuseSummary:
         """Count cached full blocks of a request's tokens (beam 0, or those given). One window only.
 
-        Changes nothing. C++: analyzePrefixReuse.
+        A cross cache counts those of the encoder input, whatever is given. Changes nothing. C++: analyzePrefixReuse.
         """
         with self._lock:
-            if tokens is None or tokens is llm_request.get_tokens(0):
+            if self.cross_kv and not self._compatibility:
+                encoder_tokens = llm_request.encoder_tokens or array("i")
+                keys = build_encoder_keys(
+                    llm_request, encoder_tokens, self._tokens_per_block, len(encoder_tokens), False
+                )
+            elif tokens is None or tokens is llm_request.get_tokens(0):
                 keys = build_block_keys(llm_request, self._tokens_per_block, llm_request.get_num_tokens(0), False)
             else:
                 others = to_token_array(tokens)
