@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trtkv.commands.format_choice import FormatChoice
 from trtkv.commands.scheduler_replay import (
     ArrivalsChoice,
     ChunkPolicyChoice,
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from trtkv.replay.trace import RequestTrace
 
 
-AUTO = "auto"
-
-
 class SystemChoice(str, Enum):
     """Values of ``--system``."""
 
@@ -51,8 +49,8 @@ def replay(
         SystemChoice, typer.Option(help="Whose block manager; nano-scheduler lets nano-vllm's scheduler preempt.")
     ] = SystemChoice.TENSORRT_LLM,
     trace_format: Annotated[
-        str, typer.Option("--format", help="Format of the trace; auto tells it from the first row.")
-    ] = AUTO,
+        FormatChoice, typer.Option("--format", help="Format of the trace; auto tells it from the first row.")
+    ] = FormatChoice.AUTO,
     block_size: Annotated[
         int | None, typer.Option(help="Tokens that one hash id stands for. Needed for Mooncake rows (theirs: 512).")
     ] = None,
@@ -158,7 +156,7 @@ def replay(
     _check_writable(json_file)
     _check_writable(record)
     options = ReadOptions(block_size, tokenizer, chat_template)
-    requests = _read(trace, None if trace_format == AUTO else trace_format, options, lenient, limit)
+    requests = _read(trace, trace_format.format_name, options, lenient, limit)
     if loop_config is not None:
         show_loop_result(_run_loop(requests, loop_config, record), json_file)
         return
