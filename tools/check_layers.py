@@ -68,7 +68,10 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("one window", ("window_block_manager.*",)),
     ("all windows", ("block_manager",)),
     ("the manager", ("kv_cache_manager",)),
-    ("around a manager", ("invariants", "kv_cache_event_consumer", "attention_dp_gather", "exporters.*", "nano.*")),
+    (
+        "around a manager",
+        ("invariants", "page_tables", "kv_cache_event_consumer", "attention_dp_gather", "exporters.*", "nano.*"),
+    ),
     ("users of a manager", ("scheduler.*", "resource_manager.*", "executor.*", "sizing.*")),
     ("traces", ("replay.*", "verify.*")),
     ("comparisons", ("compare.*",)),

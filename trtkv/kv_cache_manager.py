@@ -1108,7 +1108,9 @@ class KVCacheManager:
         """Write a sequence's rows into an offset table; returns the longest row. C++: copyBlockOffsets.
 
         ``output``: int32 [pools, slots, 2 (K, V), max blocks per sequence], a numpy array or CPU tensor; rows go to
-        the slots from ``output_slot_offset``, one per beam. Columns behind a row are left as they are.
+        the slots from ``output_slot_offset``, one per beam. Columns behind a row are left as they are. An entry is
+        the slot times the K and V blocks of one slot, plus 1 for V; positions without memory are NULL_ENTRY. Raises
+        InvalidInputError, with nothing written, if the table is too small.
         """
         with self._lock:
             return self._copy_block_offsets(output, output_slot_offset, self.get_sequence(request_id))
@@ -1117,6 +1119,20 @@ class KVCacheManager:
         import numpy as np
 
         table = np.asarray(output)
+        needed = max(len(ids) for window, _ in self._windows for ids in sequence.get_cache_block_ids(window))
+        first, last = output_slot_offset, output_slot_offset + sequence.beam_width
+        is_fit = table.dtype == np.int32 and table.ndim == 4 and table.shape[2] == 2
+        if (
+            not is_fit
+            or first < 0
+            or table.shape[0] < self.num_pools
+            or table.shape[1] < last
+            or table.shape[3] < needed
+        ):
+            raise InvalidInputError(
+                f"rows {first} to {last - 1} of request {sequence.request_id} need an int32 table of at least "
+                f"[{self.num_pools}, {last}, 2, {needed}], it is {table.dtype} {list(table.shape)}"
+            )
         longest = pool_idx = 0
         for window_size, manager in self._windows:
             window = sequence.get_window(window_size)

@@ -154,14 +154,14 @@ class CheckedProgram:
         except LogicError:
             raise
         except TrtkvError as error:
-            raised = error
-        self.failures[f"{name}: {type(raised).__name__}"] += 1
-        self.log.append(f"  -> {raised}")
-        changes = find_changes(before, take_snapshot(self.manager, requests.values(), self.events))
-        if len(self.memory.copies) != num_copies:
-            changes.append("transfers were issued")
-        assert not changes, f"{name} raised {raised!r} and changed " + "; ".join(changes)
-        raise raised
+            self.failures[f"{name}: {type(error).__name__}"] += 1
+            self.log.append(f"  -> {error}")
+            changes = find_changes(before, take_snapshot(self.manager, requests.values(), self.events))
+            if len(self.memory.copies) != num_copies:
+                changes.append("transfers were issued")
+            if changes:
+                raise AssertionError(f"{name} raised {error!r} and changed " + "; ".join(changes)) from error
+            raise
 
     def try_call(self, name: str, *args: Any) -> bool:
         """Whether the call succeeded; only lack of room and refused input are expected."""
