@@ -58,7 +58,7 @@ def test_bounds_stand_beside_the_measured_rate(system: str):
         (("--system", "nano", "--compatibility"), "--system nano knows neither"),
         (("--bounds", "--window", "128"), "--bounds is about full attention"),
         (("--bounds", "--system", "nano-scheduler"), "--bounds is about the closed loop"),
-        (("--format", "nonsense"), "unknown trace format 'nonsense'; known are dynamo"),
+        (("--format", "nonsense"), "'nonsense' is not one of"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(arguments: tuple[str, ...], text: str):

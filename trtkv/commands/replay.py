@@ -6,36 +6,33 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trtkv.commands.model_options import (
-    HostMemoryOption,
-    KvDtypeChoice,
-    KvDtypeOption,
-    MaxSeqLenOption,
-    MemoryOption,
-    ModelOption,
-    TpOption,
-    WindowSharesOption,
-    make_options,
-    make_plan,
+from trtkv.commands.format_choice import FormatChoice
+from trtkv.commands.scheduler_replay import (
+    ArrivalsChoice,
+    ChunkPolicyChoice,
+    SchedulerChoice,
+    SchedulerOptions,
+    make_loop_config,
+    refuse_without_scheduler,
+    run_scheduler_loop,
+    show_loop_result,
 )
 
 if TYPE_CHECKING:
+    from trtkv.replay.loop_config import LoopConfig
+    from trtkv.replay.loop_result import LoopResult
     from trtkv.replay.readers.options import ReadOptions
     from trtkv.replay.replay_config import ReplayConfig
     from trtkv.replay.replay_result import ReplayResult
     from trtkv.replay.trace import RequestTrace
-
-
-AUTO = "auto"
 
 
 class SystemChoice(str, Enum):
@@ -52,26 +49,16 @@ def replay(
         SystemChoice, typer.Option(help="Whose block manager; nano-scheduler lets nano-vllm's scheduler preempt.")
     ] = SystemChoice.TENSORRT_LLM,
     trace_format: Annotated[
-        str, typer.Option("--format", help="Format of the trace; auto tells it from the first row.")
-    ] = AUTO,
+        FormatChoice, typer.Option("--format", help="Format of the trace; auto tells it from the first row.")
+    ] = FormatChoice.AUTO,
     block_size: Annotated[
         int | None, typer.Option(help="Tokens that one hash id stands for. Needed for Mooncake rows (theirs: 512).")
     ] = None,
     tokens_per_block: Annotated[int, typer.Option(help="Tokens of a cache block.")] = 32,
     capacity_tokens: Annotated[
-        str | None,
-        typer.Option(metavar="N|inf", help="Tokens that the cache holds, e.g. 30000000, 30M or inf.  [default: inf]"),
-    ] = None,
-    host_tokens: Annotated[
-        str | None, typer.Option(metavar="N", help="Tokens that the host tier holds.  [default: 0]")
-    ] = None,
-    model: ModelOption = None,
-    memory: MemoryOption = None,
-    host_memory: HostMemoryOption = None,
-    kv_dtype: KvDtypeOption = KvDtypeChoice.AUTO,
-    tp: TpOption = 1,
-    max_seq_len: MaxSeqLenOption = None,
-    window_shares: WindowSharesOption = None,
+        str, typer.Option(metavar="N|inf", help="Tokens that the cache holds, e.g. 30000000, 30M or inf.")
+    ] = "inf",
+    host_tokens: Annotated[str, typer.Option(metavar="N", help="Tokens that the host tier holds.")] = "0",
     live: Annotated[int, typer.Option(help="Most requests live at a time.")] = 1,
     window: Annotated[
         list[str] | None,
@@ -96,101 +83,88 @@ def replay(
     bounds: Annotated[
         bool, typer.Option("--bounds", help="Show what no policy could beat: unlimited cache, clairvoyant eviction.")
     ] = False,
+    scheduler: Annotated[
+        SchedulerChoice | None,
+        typer.Option(help="Run the schedulers step by step on a virtual clock instead of the closed loop."),
+    ] = None,
+    max_batch_size: Annotated[
+        int | None, typer.Option(help="With --scheduler: most requests in a step.  [default: 64]")
+    ] = None,
+    max_num_tokens: Annotated[
+        int | None, typer.Option(help="With --scheduler: most tokens computed in a step.  [default: 8192]")
+    ] = None,
+    arrivals: Annotated[
+        ArrivalsChoice | None,
+        typer.Option(help="With --scheduler: all requests at once, or at the trace's times.  [default: asap]"),
+    ] = None,
+    step_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="With --scheduler: linear:base=6ms,context=40us,generation=20us,cached=50ns, or parts of it.",
+        ),
+    ] = None,
+    chunked_context: Annotated[
+        bool, typer.Option("--chunked-context", help="With --scheduler: cut prompts into chunks to fill steps.")
+    ] = False,
+    chunk_policy: Annotated[
+        ChunkPolicyChoice | None,
+        typer.Option(help="With --chunked-context: who gets the tokens.  [default: first-come-first-served]"),
+    ] = None,
+    chunk_unit: Annotated[
+        int | None, typer.Option(help="With --chunked-context: chunks are multiples of it.  [default: a block]")
+    ] = None,
+    record: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="With --scheduler: write the run as a program for trtkv verify."),
+    ] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
     ] = None,
 ) -> None:
     """Replay a request trace through the manager and report hit rates.
 
-    A fixed number of live requests is kept filled from the trace in file order; arrival times are not used.
+    A fixed number of live requests is kept filled from the trace in file order; arrival times are not used. With
+    --scheduler the capacity and the micro-batch scheduler decide instead, step by step on a virtual clock.
     """
-    from trtkv.replay.model_capacity import check_lengths
     from trtkv.replay.readers.options import ReadOptions
-
-    config = make_config(
-        system=system,
-        tokens_per_block=tokens_per_block,
-        capacity_tokens=capacity_tokens,
-        host_tokens=host_tokens,
-        live=live,
-        window=window,
-        no_partial_reuse=no_partial_reuse,
-        no_copy_on_partial_reuse=no_copy_on_partial_reuse,
-        compatibility=compatibility,
-        model=model,
-        memory=memory,
-        host_memory=host_memory,
-        kv_dtype=kv_dtype,
-        tp=tp,
-        max_seq_len=max_seq_len,
-        window_shares=window_shares,
-        tell=partial(typer.echo, err=True),
-    )
-    if bounds:
-        check_bounds(config, system)
-    check_writable(json_file)
-    options = ReadOptions(block_size, tokenizer, chat_template)
-    requests = _read(trace, None if trace_format == AUTO else trace_format, options, lenient, limit)
-    check_lengths(config, requests)
-    shown_bounds = _bounds(requests, config, system) if bounds else None
-    if system is SystemChoice.TENSORRT_LLM:
-        _show(_run(requests, config), shown_bounds, json_file)
-    else:
-        _show_nano(_run_nano(requests, config, system), shown_bounds, json_file)
-
-
-def make_config(
-    *,
-    system: SystemChoice,
-    tokens_per_block: int,
-    capacity_tokens: str | None,
-    host_tokens: str | None,
-    live: int,
-    window: list[str] | None,
-    no_partial_reuse: bool,
-    no_copy_on_partial_reuse: bool,
-    compatibility: bool,
-    model: Path | None,
-    memory: str | None,
-    host_memory: str | None,
-    kv_dtype: KvDtypeChoice,
-    tp: int,
-    max_seq_len: int | None,
-    window_shares: str | None,
-    tell: Callable[[str], None] | None = None,
-) -> ReplayConfig:
-    """Settings from options as they were written; a model and its memory stand in place of capacities and windows.
-
-    ``tell`` is called with what the memory became, in a line.
-    """
-    from trtkv.errors import InvalidInputError
-    from trtkv.replay.model_capacity import apply_cache_plan, describe_cache_plan
     from trtkv.replay.replay_config import ReplayConfig
 
     config = ReplayConfig(
         tokens_per_block=tokens_per_block,
-        capacity_tokens=_parse_capacity(capacity_tokens or "inf"),
-        host_tokens=_parse_tokens("--host-tokens", host_tokens or "0"),
+        capacity_tokens=_parse_capacity(capacity_tokens),
+        host_tokens=_parse_tokens("--host-tokens", host_tokens),
         live=live,
         partial_reuse=not no_partial_reuse,
         copy_on_partial_reuse=not no_copy_on_partial_reuse,
         windows=tuple(map(_parse_window, window or ["full"])),
         compatibility=compatibility,
     )
-    if model is not None and memory is not None:
-        if (capacity_tokens, host_tokens, window or None) != (None, None, None):
-            raise InvalidInputError(
-                "--model and --memory decide what fits; leave --capacity-tokens, --host-tokens and --window out"
-            )
-        options = make_options(memory, host_memory, kv_dtype, tp, tokens_per_block, max_seq_len, window_shares)
-        plan = make_plan(model, options)
-        if tell is not None:
-            tell(f"size: {describe_cache_plan(plan)}")
-        config = apply_cache_plan(config, plan)
-    elif (model, memory, host_memory, max_seq_len, window_shares, tp) != (None, None, None, None, None, 1):
-        raise InvalidInputError("a cache is sized from --model and --memory together; give both")
     _check_system(system, config)
-    return config
+    scheduler_options = SchedulerOptions(
+        scheduler,
+        max_batch_size,
+        max_num_tokens,
+        arrivals,
+        step_time,
+        chunked_context,
+        chunk_policy,
+        chunk_unit,
+        record,
+    )
+    loop_config = _loop_config(scheduler_options, config, system, bounds)
+    _check_writable(json_file)
+    _check_writable(record)
+    options = ReadOptions(block_size, tokenizer, chat_template)
+    requests = _read(trace, trace_format.format_name, options, lenient, limit)
+    if loop_config is not None:
+        show_loop_result(_run_loop(requests, loop_config, record), json_file)
+        return
+    shown_bounds = _bounds(requests, config, system) if bounds else None
+    if system is SystemChoice.TENSORRT_LLM:
+        _show(_run(requests, config), shown_bounds, json_file)
+    else:
+        _show_nano(_run_nano(requests, config, system), shown_bounds, json_file)
 
 
 def _check_system(system: SystemChoice, config: ReplayConfig) -> None:
@@ -205,6 +179,20 @@ def _check_system(system: SystemChoice, config: ReplayConfig) -> None:
         )
 
 
+def _loop_config(
+    options: SchedulerOptions, config: ReplayConfig, system: SystemChoice, bounds: bool
+) -> LoopConfig | None:
+    """Settings of the scheduler loop, or None for the closed loop; refuses options of the other one."""
+    from trtkv.errors import InvalidInputError
+
+    if options.scheduler is None:
+        refuse_without_scheduler(options)
+        return None
+    if config.live != 1 or bounds or system is not SystemChoice.TENSORRT_LLM:
+        raise InvalidInputError("--live, --bounds and --system do not go with --scheduler; leave them out")
+    return make_loop_config(options, config)
+
+
 def _read(path: str, format_name: str | None, options: ReadOptions, lenient: bool, limit: int | None) -> RequestTrace:
     from trtkv.replay.readers.registry import read_requests
 
@@ -216,19 +204,14 @@ def _read(path: str, format_name: str | None, options: ReadOptions, lenient: boo
     return loaded.trace
 
 
-def check_bounds(config: ReplayConfig, system: SystemChoice) -> None:
-    """Refuse settings that there are no bounds for."""
+def _bounds(trace: RequestTrace, config: ReplayConfig, system: SystemChoice) -> dict[str, Any]:
     from trtkv.errors import InvalidInputError
+    from trtkv.replay.bounds import compute_bounds
 
     if config.windows != (None,):
         raise InvalidInputError("--bounds is about full attention; leave --window out")
     if system is SystemChoice.NANO_SCHEDULER:
         raise InvalidInputError("--bounds is about the closed loop; use --system nano")
-
-
-def _bounds(trace: RequestTrace, config: ReplayConfig, system: SystemChoice) -> dict[str, Any]:
-    from trtkv.replay.bounds import compute_bounds
-
     return compute_bounds(
         trace.requests,
         tokens_per_block=config.tokens_per_block,
@@ -239,27 +222,13 @@ def _bounds(trace: RequestTrace, config: ReplayConfig, system: SystemChoice) -> 
     ).to_json()
 
 
-def replay_report(trace: RequestTrace, config: ReplayConfig, system: SystemChoice, bounds: bool) -> dict[str, object]:
-    """The JSON report of one replay; shows nothing."""
-    from trtkv.replay.model_capacity import check_lengths
-
-    check_lengths(config, trace)
-    if system is SystemChoice.TENSORRT_LLM:
-        report = _run(trace, config, quiet=True).to_json()
-    else:
-        report = _run_nano(trace, config, system, quiet=True)
-    return {**report, "bounds": _bounds(trace, config, system)} if bounds else report
-
-
-def _run_nano(
-    trace: RequestTrace, config: ReplayConfig, system: SystemChoice, *, quiet: bool = False
-) -> dict[str, object]:
+def _run_nano(trace: RequestTrace, config: ReplayConfig, system: SystemChoice) -> dict[str, object]:
     from trtkv.replay.nano_driver import run_nano, run_nano_scheduler
     from trtkv.replay.nano_report import nano_report
     from trtkv.replay.report import progress_bar
 
     run = run_nano if system is SystemChoice.NANO else run_nano_scheduler
-    with progress_bar(len(trace.requests), quiet=quiet) as progress, _without_cycle_collector():
+    with progress_bar(len(trace.requests)) as progress, _without_cycle_collector():
         counts = run(
             trace.requests,
             tokens_per_block=config.tokens_per_block,
@@ -270,11 +239,18 @@ def _run_nano(
     return nano_report(trace, counts)
 
 
-def _run(trace: RequestTrace, config: ReplayConfig, *, quiet: bool = False) -> ReplayResult:
+def _run_loop(trace: RequestTrace, config: LoopConfig, record: str | None) -> LoopResult:
+    from trtkv.replay.report import progress_bar
+
+    with _without_cycle_collector():
+        return run_scheduler_loop(trace, config, record, progress_bar)
+
+
+def _run(trace: RequestTrace, config: ReplayConfig) -> ReplayResult:
     from trtkv.replay.replay_result import replay_trace
     from trtkv.replay.report import progress_bar
 
-    with progress_bar(len(trace.requests), quiet=quiet) as progress, _without_cycle_collector():
+    with progress_bar(len(trace.requests)) as progress, _without_cycle_collector():
         result, _ = replay_trace(trace, config, progress=progress)
     return result
 
@@ -333,7 +309,7 @@ def _print_bounds(bounds: dict[str, Any] | None) -> None:
         print_rates("Bounds", bounds["rates"], Console())
 
 
-def check_writable(path: str | None) -> None:
+def _check_writable(path: str | None) -> None:
     """Fail before a long run rather than after it. Leaves no new file and no changed one behind."""
     if path is None or path == "-":
         return

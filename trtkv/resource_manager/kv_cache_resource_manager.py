@@ -229,13 +229,16 @@ class KVCacheResourceManager(BaseResourceManager):
         return request.request_id, request.encoder_output_len, 1
 
     def _extend_generation(self, batch: ScheduledRequests) -> None:
-        """One slot, and those of drafts, for every generating request."""
+        """One slot, and those of drafts, for every generating request, in one call of the manager."""
         if self._impl.cross_kv:
             return
+        request_ids: list[RequestId] = []
         for request in batch.generation_requests:
             num_drafts = max(request.num_draft_tokens, self._draft_token_reserve)
-            self._add_tokens(request, 1 + num_drafts)
+            self._check_drafts(request, num_drafts)
             batch.num_reserved_draft_tokens[request.request_id] = num_drafts
+            request_ids += [request.request_id] * (1 + num_drafts)
+        self._impl.add_tokens(request_ids)
 
     def _extend_context(self, request: LlmRequest) -> None:
         """Slots behind a new prompt: the extra ones, and those of drafts until the last chunk is settled."""
@@ -254,12 +257,16 @@ class KVCacheResourceManager(BaseResourceManager):
             request.set_context_chunk_size(request.prompt_len)
 
     def _add_tokens(self, request: LlmRequest, num_tokens: int) -> None:
-        if num_tokens > 1 and request.beam_width > 1:
+        self._check_drafts(request, num_tokens - 1)
+        for _ in range(num_tokens):
+            self._impl.add_token(request.request_id)
+
+    @staticmethod
+    def _check_drafts(request: LlmRequest, num_drafts: int) -> None:
+        if num_drafts > 0 and request.beam_width > 1:
             raise InvalidInputError(
                 f"request {request.request_id} has {request.beam_width} beams and drafts; drafts need one beam"
             )
-        for _ in range(num_tokens):
-            self._impl.add_token(request.request_id)
 
     def _rewind(self, request: LlmRequest, num_tokens: int) -> None:
         if num_tokens > 0:

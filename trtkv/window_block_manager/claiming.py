@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtkv.block_key import token_bytes
+from trtkv.block_listener import BlockListener, RemovalReason
 from trtkv.common import PRIMARY_LEVEL, SECONDARY_LEVEL, KvCacheTransferMode, Priority
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.kv_cache_block import KVCacheBlock
@@ -30,6 +31,7 @@ class BlockClaimer:
         transfer_manager: KVCacheTransferManager,
         event_manager: KVCacheEventManager | None,
         counters: BlockCounters,
+        listener: BlockListener | None = None,
     ) -> None:
         self._settings = settings
         self._pools = pools
@@ -38,6 +40,7 @@ class BlockClaimer:
         self._transfer_manager = transfer_manager
         self._event_manager = event_manager
         self._counters = counters
+        self._listener = listener
 
     def get_free_block(
         self,
@@ -70,6 +73,7 @@ class BlockClaimer:
         policy, counters = self._policy, self._counters
         if (
             self._event_manager is not None
+            or self._listener is not None
             or self._settings.num_secondary_blocks
             or not policy.can_take_default_blocks(count)
         ):
@@ -98,6 +102,8 @@ class BlockClaimer:
     ) -> None:
         self._transfer_manager.offload(block, offload_block, self._pools.pools, 0, mode, directory)
         block.swap_memory_pool_block_offset(offload_block)
+        if self._listener is not None:
+            self._listener.on_moved(block, self._settings.window_size, SECONDARY_LEVEL)
         if self._event_manager is not None and self.is_announced(block):
             self._event_manager.enqueue_updated_event(
                 KVCacheUpdatedData(block.hash, cache_level=(PRIMARY_LEVEL, SECONDARY_LEVEL)),
@@ -113,10 +119,16 @@ class BlockClaimer:
             return self._matcher.block_in_radix_tree(block)
         return block._lookup_node is not None and not block.is_placeholder
 
-    def remove_from_tree(self, block: KVCacheBlock) -> None:
+    def remove_from_tree(self, block: KVCacheBlock, reason: RemovalReason = RemovalReason.EVICTED) -> None:
         """Detach one block, reporting it as removed; its descendants stay."""
         if self._event_manager is not None and self.is_announced(block):
             self._event_manager.enqueue_removed_event(block, self._settings.window_size)
+        self.detach(block, reason)
+
+    def detach(self, block: KVCacheBlock, reason: RemovalReason) -> None:
+        """Detach one block without an event."""
+        if self._listener is not None:
+            self._listener.on_removed(block, self._settings.window_size, reason)
         block.detach_from_lookup_node()
 
     def report_expired(self, expired: Sequence[tuple[KVCacheBlock, Priority]]) -> None:
@@ -139,6 +151,8 @@ class BlockClaimer:
         helper = self.get_free_block(mode=mode, directory=directory)
         self._transfer_manager.onboard(block, helper, self._pools.pools, 0, mode, directory)
         block.swap_memory_pool_block_offset(helper)
+        if self._listener is not None:
+            self._listener.on_moved(block, self._settings.window_size, PRIMARY_LEVEL)
         if self._event_manager is not None and (self._settings.compatibility or self.is_announced(block)):
             self._event_manager.enqueue_updated_event(
                 KVCacheUpdatedData(block.hash, cache_level=(SECONDARY_LEVEL, PRIMARY_LEVEL)),

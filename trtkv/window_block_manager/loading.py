@@ -10,10 +10,12 @@ from trtkv.block_key import (
     PackedKey,
     build_block_keys,
     build_block_keys_of,
+    build_encoder_keys,
     make_empty_key,
     num_key_tokens,
     resolve_hash,
 )
+from trtkv.block_listener import BlockListener, RemovalReason
 from trtkv.common import (
     PLACEHOLDER_BLOCK_ID,
     PLACEHOLDER_LEVEL,
@@ -112,6 +114,7 @@ class BlockLoader:
         transfer_manager: KVCacheTransferManager,
         event_manager: KVCacheEventManager | None,
         counters: BlockCounters,
+        listener: BlockListener | None = None,
     ) -> None:
         self._settings = settings
         self._pools = pools
@@ -122,6 +125,7 @@ class BlockLoader:
         self._transfer_manager = transfer_manager
         self._event_manager = event_manager
         self._counters = counters
+        self._listener = listener
 
     # -- planning: reads only -----------------------------------------------------------------------
 
@@ -187,7 +191,8 @@ class BlockLoader:
         if self._settings.cache_type is CacheType.CROSS:
             if request.encoder_tokens is None:
                 return []
-            keys = build_block_keys_of(request, request.encoder_tokens, tokens_per_block, input_length - 1, True)
+            build_keys = build_block_keys_of if self._settings.compatibility else build_encoder_keys
+            keys = build_keys(request, request.encoder_tokens, tokens_per_block, input_length - 1, True)
         else:
             keys = build_block_keys(request, tokens_per_block, input_length - 1, True)
         if input_length % tokens_per_block == 1:
@@ -342,6 +347,8 @@ class BlockLoader:
         results = []
         for sequence, claim in zip(sequences, claims, strict=True):
             before = self._counters.snapshot()
+            if self._listener is not None:
+                self._listener.on_allocation(sequence.request_id, window_size)
             self._onboard_and_allocate(sequence, claim, is_enable_block_reuse)
             prepopulated = claim.prepopulated_len
             if not self._settings.compatibility:
@@ -456,9 +463,9 @@ class BlockLoader:
         elif is_partial:
             check(block.is_leaf, f"block {block._block_id} is no leaf and cannot be taken over")
             if self._settings.compatibility:
-                block.detach_from_lookup_node()  # recorded: listeners are not told
+                self._claimer.detach(block, RemovalReason.TAKEN_OVER)  # recorded: no event
             else:
-                self._claimer.remove_from_tree(block)
+                self._claimer.remove_from_tree(block, RemovalReason.TAKEN_OVER)
         self._claimer.onboard_block(block, claim.mode, claim.directory)
         add_block_to_all_beams(block, window, claim.beam_width)
         if is_partial and claim.needs_copy and not self._settings.compatibility:

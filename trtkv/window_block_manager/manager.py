@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from trtkv.block_key import PackedKey, chop_vector_into_blocks, token_bytes
+from trtkv.block_listener import BlockListener, RemovalReason
 from trtkv.common import (
     CACHED_BLOCKS_ROOT_ID,
     PLACEHOLDER_BLOCK_ID,
@@ -65,8 +66,10 @@ class WindowBlockManager:
         clock: Callable[[], int],
         secondary_offload_min_priority: int | None = None,
         indexer_k_cache: IndexerKCacheSettings | None = None,
+        listener: BlockListener | None = None,
     ) -> None:
         self.settings = settings
+        self._listener = listener
         self.pools = WindowPools(
             settings, managed_layers, num_kv_heads_per_layer, size_per_head, dtype, indexer_k_cache
         )
@@ -90,6 +93,7 @@ class WindowBlockManager:
             self.transfer_manager,
             event_manager,
             self.counters,
+            listener,
         )
         self.sequences = SequenceBlocks(settings, self.claimer, self.eviction_policy)
         self.loader = BlockLoader(
@@ -102,6 +106,7 @@ class WindowBlockManager:
             self.transfer_manager,
             event_manager,
             self.counters,
+            listener,
         )
         self.releaser = BlockReleaser(settings, self.matcher, self.claimer, self.eviction_policy, self.sequences)
         metadata = settings.linear_attention_metadata
@@ -128,6 +133,7 @@ class WindowBlockManager:
             self.get_block_by_id,
             settings.num_channels == 1,
             self.recurrent,
+            listener,
         )
         if event_manager is not None:
             event_manager.enqueue_created_event(
@@ -292,6 +298,8 @@ class WindowBlockManager:
             self.sequences.detach_front_block(sequence, window)
         if trunc_mod(sequence.num_tokens - 1, self.settings.tokens_per_block):
             return
+        if self._listener is not None:
+            self._listener.on_allocation(sequence.request_id, self.settings.window_size)
         if self.recurrent is not None:
             self.recurrent.allocate_block(sequence, window)
         else:
@@ -368,7 +376,7 @@ class WindowBlockManager:
         """
         if not self.settings.compatibility:
             for block in reversed(self.matcher.list_blocks()):
-                self.claimer.remove_from_tree(block)
+                self.claimer.remove_from_tree(block, RemovalReason.DROPPED)
         self.matcher.set_tree(tree, create_root_block(self.settings.channel))
         for window in self.sequences.allocated_blocks_per_seq.values():
             window.num_stored = 0

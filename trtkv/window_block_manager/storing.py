@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from trtkv.block_key import HashLink, PackedKey, build_block_keys, num_key_tokens, resolve_hash
-from trtkv.common import PLACEHOLDER_BLOCK_ID, BlockId
+from trtkv.block_key import (
+    HashLink,
+    PackedKey,
+    build_block_keys,
+    build_encoder_keys,
+    num_key_tokens,
+    resolve_hash,
+)
+from trtkv.block_listener import BlockListener, RemovalReason
+from trtkv.common import PLACEHOLDER_BLOCK_ID, BlockId, CacheType
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest, SequenceWindow
 from trtkv.kv_cache_block import KVCacheBlock
@@ -69,6 +77,7 @@ class BlockStorer:
         get_block_by_id: Callable[[BlockId], KVCacheBlock],
         has_one_channel: bool,
         recurrent: RecurrentStates | None = None,
+        listener: BlockListener | None = None,
     ) -> None:
         self._settings = settings
         self._matcher = matcher
@@ -81,6 +90,7 @@ class BlockStorer:
         self._improves_placeholders = recurrent is not None and not settings.compatibility
         self._is_plain = (
             event_manager is None
+            and listener is None
             and settings.channel == 0
             and not (settings.is_swa or settings.is_recurrent_state)
             and matcher.tree.root.__class__ is LookupNode
@@ -145,8 +155,11 @@ class BlockStorer:
         existing: KVCacheBlock | None,
     ) -> None:
         """Make a block the value of a node that is free or has a placeholder, and say so where it stood before."""
-        if block._lookup_node is not None and not self._settings.compatibility:
-            self._claimer.remove_from_tree(block)
+        if block._lookup_node is not None:
+            if self._settings.compatibility:
+                self._claimer.detach(block, RemovalReason.MOVED)  # recorded: no event
+            else:
+                self._claimer.remove_from_tree(block, RemovalReason.MOVED)
         if existing is None:
             block.attach_to_lookup_node(node)
         else:
@@ -259,12 +272,32 @@ class BlockStorer:
         self._sequences.add_pin(block)
         return block._block_id
 
+    def _keys(self, sequence: GenerationRequest, request: LlmRequest, allow_partial: bool) -> list[PackedKey]:
+        """Keys under which what is computed of a sequence may be stored.
+
+        A cross cache holds encoder states, so its keys are those of the encoder input; of several beams only the
+        prompt is common. (Recorded: always the tokens of beam 0.)
+        """
+        settings = self._settings
+        usable = usable_tokens(request, settings.compatibility)
+        if not settings.compatibility:
+            if settings.cache_type is CacheType.CROSS:
+                tokens = request.encoder_tokens
+                if tokens is None or not usable:
+                    return []
+                return build_encoder_keys(request, tokens, settings.tokens_per_block, len(tokens), allow_partial)
+            usable = min(usable, sequence.num_tokens)
+            if sequence.beam_width > 1:
+                usable = min(usable, request.prompt_len)
+        if settings.is_recurrent_state and allow_partial:
+            usable = min(usable, request.prompt_len - 1)
+            allow_partial = settings.compatibility
+        return build_block_keys(request, settings.tokens_per_block, usable, allow_partial)
+
     def store_context_blocks(self, sequence: GenerationRequest, request: LlmRequest) -> None:
         """Store the full blocks computed so far. C++: storeContextBlocks."""
         window = sequence.get_window(self._settings.window_size)
-        keys = build_block_keys(
-            request, self._settings.tokens_per_block, usable_tokens(request, self._settings.compatibility), False
-        )
+        keys = self._keys(sequence, request, False)
         if self._settings.compatibility and self._settings.is_swa:
             self.store_blocks(keys, self._visible_blocks(window, len(keys)))
         else:
@@ -296,8 +329,10 @@ class BlockStorer:
         usable = request.get_num_tokens(0) - 1
         if usable < 0 or usable % self._settings.tokens_per_block:
             return
-        if not self._settings.compatibility and usable_tokens(request) < usable:
-            return
+        if not self._settings.compatibility and (
+            usable > min(usable_tokens(request), sequence.num_tokens) or self._settings.cache_type is CacheType.CROSS
+        ):
+            return  # not computed yet, or not what a cross cache holds
         keys = build_block_keys(request, self._settings.tokens_per_block, usable, True)
         blocks = self._blocks_of_beam_0(sequence, request, self._sequences.get_window(sequence.request_id))
         if 2 <= len(keys) <= len(blocks):
@@ -318,11 +353,7 @@ class BlockStorer:
 
         A recurrent window stores snapshots of the prompt only. C++: storeBlocksForReuse.
         """
-        usable, allow_partial = usable_tokens(request, self._settings.compatibility), True
-        if self._settings.is_recurrent_state:
-            usable = min(usable, request.prompt_len - 1)
-            allow_partial = self._settings.compatibility
-        keys = build_block_keys(request, self._settings.tokens_per_block, usable, allow_partial)
+        keys = self._keys(sequence, request, True)
         window = self._sequences.get_window(sequence.request_id)
         blocks = self._blocks_of_beam_0(sequence, request, window)
         return self.store_blocks(keys, blocks, pin_blocks, window)
