@@ -1,0 +1,5 @@
+"""x"""
+from __future__ import annotations
+def result_tables(result: object) -> str:
+    """x"""
+    return ""
