@@ -84,7 +84,6 @@ TOP_LEVEL_ALLOWED: Final[Mapping[str, tuple[str, ...]]] = {
     "matplotlib": (),
     "msgspec": (),
     "numba": (),
-    "plotly": (),
     "prometheus_client": (),
     "pydantic": ("config",),
     "ray": (),

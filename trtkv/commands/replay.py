@@ -6,9 +6,10 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
@@ -61,11 +62,29 @@ def replay(
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Give every prompt token a cause: found, or why not.")
+    ] = False,
+    explain_file: Annotated[
+        str | None,
+        typer.Option("--explain-requests", metavar="FILE", help="Write the causes of each request as CSV."),
+    ] = None,
+    bounds: Annotated[
+        bool, typer.Option("--bounds", help="Show what an unlimited and what a clairvoyant cache would find.")
+    ] = False,
+    curve: Annotated[
+        int | None, typer.Option(metavar="N", help="Run at N capacities too, on all cores, and show the curve.")
+    ] = None,
+    html_file: Annotated[
+        str | None,
+        typer.Option("--html", metavar="FILE", help="Write one self-contained page; implies --explain and --bounds."),
+    ] = None,
 ) -> None:
     """Replay a request trace through the manager and report hit rates.
 
     A fixed number of live requests is kept filled from the trace in file order; arrival times are not used.
     """
+    from trtkv.replay.plots import require_plots
     from trtkv.replay.replay_config import ReplayConfig
 
     config = ReplayConfig(
@@ -78,9 +97,16 @@ def replay(
         windows=tuple(map(_parse_window, window or ["full"])),
         compatibility=compatibility,
     )
-    _check_writable(json_file)
+    if html_file is not None:
+        require_plots()
+    for path in (json_file, explain_file, html_file):
+        _check_writable(path)
     requests = _read(trace, trace_format, block_size, lenient, limit)
-    _show(_run(requests, config), json_file)
+    with_page = html_file is not None
+    result = _run(requests, config, explain=explain or explain_file is not None or with_page)
+    result = _extend(result, bounds=bounds or with_page, curve=curve, model=with_page)
+    _write_extras(result, explain_file, html_file)
+    _show(result, json_file)
 
 
 def _read(path: str, choice: FormatChoice, block_size: int | None, lenient: bool, limit: int | None) -> RequestTrace:
@@ -96,13 +122,52 @@ def _read(path: str, choice: FormatChoice, block_size: int | None, lenient: bool
     return trace
 
 
-def _run(trace: RequestTrace, config: ReplayConfig) -> ReplayResult:
+def _run(trace: RequestTrace, config: ReplayConfig, *, explain: bool) -> ReplayResult:
     from trtkv.replay.replay_result import replay_trace
     from trtkv.replay.report import progress_bar
 
     with progress_bar(len(trace.requests)) as progress, _without_cycle_collector():
-        result, _ = replay_trace(trace, config, progress=progress)
+        result, _ = replay_trace(trace, config, progress=progress, explain=explain)
     return result
+
+
+def _extend(result: ReplayResult, *, bounds: bool, curve: int | None, model: bool) -> ReplayResult:
+    """The result with bounds, and with a curve over capacities: run, or the model alone."""
+    from trtkv.replay.bounds import bounds_of
+    from trtkv.replay.capacity_curve import measure_curve, model_curve
+    from trtkv.replay.report import progress_bar
+
+    trace, config = result.trace, result.config
+    if bounds:
+        found = bounds_of(trace.requests, config)
+        if found is None:
+            typer.echo(
+                "note: bounds need an attention window as wide as the longest sequence; none are given", err=True
+            )
+        else:
+            result = result.with_bounds(found)
+    if curve is not None:
+        with progress_bar(curve) as progress:
+            jobs = os.cpu_count() or 1
+            result = replace(result, curve=measure_curve(trace, config, curve, jobs=jobs, progress=progress))
+    elif model:
+        result = replace(result, curve=model_curve(trace.requests, config.tokens_per_block))
+    return result
+
+
+def _write_extras(result: ReplayResult, explain_file: str | None, html_file: str | None) -> None:
+    from trtkv.replay.html_report import html_report
+
+    if explain_file is not None and result.explanation is not None:
+        with _open_output(explain_file) as stream:
+            result.explanation.write_requests(stream)
+    if html_file is not None:
+        with _open_output(html_file) as stream:
+            stream.write(html_report(result))
+
+
+def _open_output(path: str) -> AbstractContextManager[IO[str]]:
+    return nullcontext(sys.stdout) if path == "-" else open(path, "w", encoding="utf-8", newline="")
 
 
 @contextmanager

@@ -76,17 +76,18 @@ class EvictionLosses:
         """Smallest value that this share of the tokens does not exceed, for each kind of age."""
         if not self._weights:
             return {}
-        weights = np.frombuffer(self._weights, dtype=np.int64)
         result = {}
-        for name, values in self._ages.items():
-            numbers = np.frombuffer(values, dtype=np.int64)
-            order = np.argsort(numbers, kind="stable")
-            reached = np.cumsum(weights[order])
+        for name in self._ages:
+            ages, reached = self.cumulative(name)
             wanted = {key: max(1, int(np.ceil(share * reached[-1]))) for key, share in QUANTILES.items()}
-            result[name] = {
-                key: int(numbers[order[int(np.searchsorted(reached, tokens))]]) for key, tokens in wanted.items()
-            }
+            result[name] = {key: int(ages[int(np.searchsorted(reached, tokens))]) for key, tokens in wanted.items()}
         return result
+
+    def cumulative(self, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Ages of one kind in ascending order, and the tokens up to each, int64, shape [parts] both."""
+        ages = np.frombuffer(self._ages[name], dtype=np.int64)
+        order = np.argsort(ages, kind="stable")
+        return ages[order], np.cumsum(np.frombuffer(self._weights, dtype=np.int64)[order])
 
 
 class CauseCounts:
