@@ -152,7 +152,6 @@ def curve_plot(result: ReplayResult, curve: CapacityCurve) -> str:
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        axes.set_xscale("log")
         axes.plot(
             [point.capacity_tokens for point in curve.model],
             [100 * point.found_tokens / total for point in curve.model],
@@ -168,6 +167,8 @@ def curve_plot(result: ReplayResult, curve: CapacityCurve) -> str:
         if bounded:
             axes.plot(*zip(*bounded, strict=True), color=_SERIES[2], marker="s", markersize=3, label="clairvoyant")
         _mark_run(axes, result)
+        sizes = [point.capacity_tokens for point in (*curve.model, *curve.measured)]
+        _token_axis(axes, min(sizes), max(*sizes, result.config.capacity_tokens or 0))
         axes.set_ylim(bottom=0)
         axes.set_xlabel("capacity, tokens")
         axes.set_ylabel("prompt tokens found, %")
@@ -194,13 +195,13 @@ def lateness_plot(explanation: Explanation) -> str:
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        axes.set_xscale("log")
         axes.step(
             [max(1, int(late[index])) for index in picked],
             [100 * float(reached[index]) / float(reached[-1]) for index in picked],
             where="post",
             color=_CAUSE[Cause.EVICTED],
         )
+        _token_axis(axes, int(late[0]), int(late[-1]))
         axes.set_ylim(0, 102)
         axes.set_xlabel("tokens allocated between the loss and the request that wanted them")
         axes.set_ylabel("evicted tokens, %")
@@ -210,14 +211,36 @@ def lateness_plot(explanation: Explanation) -> str:
 
 def _bars(axes: Axes, names: Sequence[str], values: Sequence[float], colors: Sequence[str]) -> None:
     places = range(len(names))
-    axes.barh(places, values, color=colors, height=0.62)
+    bars = axes.barh(places, values, color=colors, height=0.62)
     axes.set_yticks(places, names)
     axes.invert_yaxis()
     axes.set_xlim(0, max(max(values, default=1) * 1.14, 1))
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
-    for place, value in zip(places, values, strict=True):
-        axes.text(value, place, f" {value:.2f} %" if value >= 0.005 else f" {value:.2g} %", va="center", color=_TEXT)
+    labels = [f"{value:.2f} %" if value >= 0.005 or not value else "< 0.01 %" for value in values]
+    axes.bar_label(bars, labels, padding=4, color=_TEXT)
+
+
+def _token_axis(axes: Axes, least: float, most: float) -> None:
+    """A logarithmic axis of tokens from least to most, with labels such as 20k."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    least = max(1.0, least)
+    most = max(most, least * 2)
+    marks = (1,) if most / least > 1000 else (1, 2, 5)
+    ticks = [mark * 10**power for power in range(16) for mark in marks if least <= mark * 10**power <= most]
+    axes.set_xscale("log")
+    axes.set_xlim(least / 1.1, most * 1.1)
+    axes.xaxis.set_major_locator(FixedLocator(ticks or [least, most]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda number, _: _short(number)))
+
+
+def _short(number: float) -> str:
+    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= factor:
+            return f"{number / factor:.4g}{letter}"
+    return f"{number:.4g}"
 
 
 def _legend_above(axes: Axes, *, raised: bool = False) -> None:

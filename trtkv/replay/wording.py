@@ -14,8 +14,11 @@ def count(number: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """A part in percent; ``-`` of nothing."""
-    return f"{100 * part / whole:.3f} %" if whole else "-"
+    """A part in percent; ``-`` of nothing. What is not 0 is not shown as 0."""
+    if not whole:
+        return "-"
+    percent = 100 * part / whole
+    return "< 0.001 %" if 0 < percent < 0.0005 else f"{percent:.3f} %"
 
 
 def rate_value(rate: Rate) -> str:
