@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trtkv.replay.miss_causes import Segment
-    from trtkv.replay.window_history import Moment, WindowHistory
+    from trtkv.replay.window_history import WindowHistory
 
 QUANTILES: Final = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
 _COLUMN: Final = {cause: column for column, cause in enumerate(CAUSES)}
@@ -54,8 +54,8 @@ class EvictionLosses:
         self._weights = array("q")
         self._ages = {name: array("q") for name in ("idle_requests", "idle_tokens", "late_requests", "late_tokens")}
 
-    def add(self, segment: Segment, now: Moment) -> None:
-        """Count a segment with a removal."""
+    def add(self, segment: Segment, num_admitted: int) -> None:
+        """Count a segment with a removal, of a request that so many were admitted before."""
         removal = segment.removal
         if removal is None:
             return
@@ -64,8 +64,8 @@ class EvictionLosses:
         self._weights.append(segment.num_tokens)
         self._ages["idle_requests"].append(removal.idle_requests)
         self._ages["idle_tokens"].append(removal.idle_tokens)
-        self._ages["late_requests"].append(now.num_admitted - removal.at.num_admitted)
-        self._ages["late_tokens"].append(now.num_tokens - removal.at.num_tokens)
+        self._ages["late_requests"].append(num_admitted - removal.at.num_admitted)
+        self._ages["late_tokens"].append(removal.late_tokens)
 
     @property
     def num_tokens(self) -> int:
@@ -106,14 +106,14 @@ class CauseCounts:
         """Requests admitted so far."""
         return len(self._rows)
 
-    def add(self, request_id: RequestId, prompt_len: int, found: int, segments: Sequence[Segment], now: Moment) -> None:
+    def add(self, request_id: RequestId, prompt_len: int, found: int, segments: Sequence[Segment]) -> None:
         """Count a request. Raises LogicError if its tokens are not covered exactly."""
         row = array("q", bytes(8 * len(CAUSES)))
         row[_COLUMN[Cause.HIT]] = found
         for segment in segments:
             row[_COLUMN[segment.cause]] += segment.num_tokens
             self.same_batch_tokens += segment.num_tokens if segment.same_batch else 0
-            self.losses.add(segment, now)
+            self.losses.add(segment, self.num_requests)
         check(sum(row) == prompt_len, f"causes of request {request_id} sum to {sum(row)} of {prompt_len} tokens")
         self._rows[request_id] = row
 
