@@ -51,6 +51,7 @@ class EvictionLosses:
     def __init__(self) -> None:
         self.by_kind: Counter[LossKind] = Counter()
         self.by_request: Counter[RequestId] = Counter()
+        """By the request whose allocation or take-over it was."""
         self._weights = array("q")
         self._ages = {name: array("q") for name in ("idle_requests", "idle_tokens", "late_requests", "late_tokens")}
 
@@ -60,7 +61,8 @@ class EvictionLosses:
         if removal is None:
             return
         self.by_kind[LossKind(removal.reason, removal.level, removal.in_decode)] += segment.num_tokens
-        self.by_request[removal.request_id] += segment.num_tokens
+        if removal.reason in (RemovalReason.EVICTED, RemovalReason.TAKEN_OVER):
+            self.by_request[removal.request_id] += segment.num_tokens
         self._weights.append(segment.num_tokens)
         self._ages["idle_requests"].append(removal.idle_requests)
         self._ages["idle_tokens"].append(removal.idle_tokens)
