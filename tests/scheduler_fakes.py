@@ -62,6 +62,8 @@ class FakeKvCacheManager:
     enable_block_reuse = True
     cross_kv = False
     tokens_per_block = TOKENS_PER_BLOCK
+    num_extra_kv_tokens = 0
+    draft_token_reserve = 0
 
     def __init__(
         self,

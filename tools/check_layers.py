@@ -38,6 +38,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     (
         "structures",
         (
+            "compiled_hash",
             "block_key",
             "templated_trie",
             "radix_block_tree",
@@ -66,10 +67,14 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ),
     ("one window", ("window_block_manager.*",)),
     ("all windows", ("block_manager",)),
-    ("the manager", ("kv_cache_manager",)),
-    ("around a manager", ("invariants", "kv_cache_event_consumer", "attention_dp_gather", "exporters.*", "nano.*")),
-    ("users of a manager", ("scheduler.*", "resource_manager.*", "executor.*")),
+    ("the manager", ("block_budget", "kv_cache_manager")),
+    (
+        "around a manager",
+        ("invariants", "page_tables", "kv_cache_event_consumer", "attention_dp_gather", "exporters.*", "nano.*"),
+    ),
+    ("users of a manager", ("scheduler.*", "resource_manager.*", "executor.*", "sizing.*")),
     ("traces", ("replay.*", "verify.*")),
+    ("comparisons", ("compare.*",)),
     ("commands", ("commands.*",)),
     ("program", ("cli", "__main__", ROOT_MODULE)),
 )

@@ -280,6 +280,9 @@ KV_CACHE_BLOCK: Final = CppClass(
         "detachDescendantsFromLookupTree()": "eviction detaches one block, truncation walks the tree",
         "freeBlockAndAllDescendants()": "eviction detaches one block, truncation walks the tree",
         "findMatchingBlock(..)": "matching is one walk in window_block_manager",
+        "startScheduling()": "the simulation counts per block removed in it, in window_block_manager.releasing",
+        "decSchedulingRefCount()": "the simulation counts per block removed in it, in window_block_manager.releasing",
+        "hasSchedulingRefs()": "the simulation counts per block removed in it, in window_block_manager.releasing",
     },
 )
 

@@ -22,8 +22,11 @@ EXIT_BAD_INPUT: Final = 2
 
 COMMANDS: Final = {
     "replay": "trtkv.commands.replay:replay",
+    "size": "trtkv.commands.size:size",
     "verify": "trtkv.commands.verify:verify",
     "trace": "trtkv.commands.trace:trace_app",
+    "compare": "trtkv.commands.compare:compare",
+    "reference": "trtkv.commands.reference:reference_app",
 }
 """Command -> module and attribute: a function, or a Typer app with commands of its own.
 

@@ -123,7 +123,7 @@ class KVCacheEventConsumer:
         self.attention_dp_rank = attention_dp_rank
         self.gaps: list[EventGap] = []
         self.num_unknown_blocks = 0
-        """Removals and updates of blocks not known here; without gaps there are none."""
+        """Removals and updates of blocks not known here; none in a stream that was followed from its start."""
         self._trees: dict[WindowSize, CachedBlockTree] = {}
         self._next_event_id = 0
         self._needs_resync = False
@@ -166,6 +166,7 @@ class KVCacheEventConsumer:
         """
         if not events:
             raise InvalidInputError("no events to start from; give those of get_cached_block_events()")
+        self._check_rank(events[0])
         for tree in self._trees.values():
             tree.clear()
         for event in events:

@@ -62,6 +62,11 @@ class KVCacheEventManager:
         self._num_dropped_events = 0
 
     @property
+    def attention_dp_rank(self) -> int | None:
+        """Rank that events carry."""
+        return self._attention_dp_rank
+
+    @property
     def max_kv_event_entries(self) -> int:
         """Flushed events kept for readers."""
         return self._max_size

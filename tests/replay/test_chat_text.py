@@ -64,7 +64,7 @@ def user(text: str) -> dict[str, str]:
 def test_chat_is_templated_up_to_where_the_answer_starts(tmp_path: Path, tokenizer: Path) -> None:
     row = {"messages": [{"role": "system", "content": "you are kind"}, user("hello")], "max_tokens": 7}
     loaded = read(tmp_path, tokenizer, row)
-    assert loaded.detected == "openai: the first row has messages"
+    assert loaded.detected == "openai (the first row has messages)"
     (request,) = loaded.trace.requests
     expected = (
         "<s> <|im_start|> system you are kind <|im_end|> <|im_start|> user hello <|im_end|> <|im_start|> assistant"

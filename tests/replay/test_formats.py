@@ -313,9 +313,11 @@ def test_each_expansion_is_new_and_small_blocks_work(tmp_path):
 
 
 def test_the_command_offers_exactly_the_registered_formats():
-    from trtkv.commands.replay import FormatChoice
+    from trtkv.commands.format_choice import FormatChoice
+    from trtkv.replay.readers.registry import READERS
 
-    assert [choice.value for choice in FormatChoice] == ["auto", *FORMATS]
+    assert {choice.value for choice in FormatChoice} == {"auto", *READERS}
+    assert set(FORMATS) <= set(READERS)
 
 
 def test_facts_of_the_public_traces(shared_dir):

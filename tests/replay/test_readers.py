@@ -94,7 +94,7 @@ def common_prefix(a: TraceRequest, b: TraceRequest) -> int:
 def test_kvcache_simulator_rows_share_the_blocks_they_name(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", KVSIM, changed(KVSIM, hash_ids=[7, 8, 5], input_length=12), changed(KVSIM))
     loaded = read(path)
-    assert loaded.detected == "kvcache-simulator: the first row has block_size, input_length, hash_ids"
+    assert loaded.detected == "kvcache-simulator (the first row has block_size, input_length, hash_ids)"
     assert (loaded.trace.format, loaded.trace.block_size, loaded.trace.name) == ("kvcache-simulator", 4, "t.jsonl")
     first, second, third = loaded.trace.requests
     assert (first.input_length, first.output_length, first.index, third.index) == (10, 2, 0, 2)
@@ -309,7 +309,7 @@ def test_dynamo_records_of_several_shards_in_order_of_reception(tmp_path: Path) 
         stream.write(json.dumps(record("a", 300, [1, 2])) + "\n" + json.dumps(tool) + "\n")
     write(folder / "t.000001.jsonl", {"timestamp": 1, "event": record("b", 100, [1, 3])}, record("c", 300, [1, 2]))
     loaded = read(folder)
-    assert loaded.detected == "dynamo: the first row has schema dynamo.request.trace.v1"
+    assert loaded.detected == "dynamo (the first row has schema dynamo.request.trace.v1)"
     b, a, c = loaded.trace.requests
     assert (b.timestamp, a.timestamp, b.output_length, loaded.trace.block_size) == (100, 300, 3, 4)
     assert (common_prefix(a, c), common_prefix(a, b)) == (7, 4)
@@ -416,7 +416,7 @@ def test_faulty_csv_rows(tmp_path: Path, line: str, reason: str) -> None:
 def test_basic_formats_are_read_by_the_same_call(tmp_path: Path) -> None:
     mooncake = {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [0, 1]}
     loaded = read(write(tmp_path / "m.jsonl", mooncake), ReadOptions(block_size=512))
-    assert (loaded.detected, loaded.trace.block_size) == ("mooncake: the first row has input_length, hash_ids", 512)
+    assert (loaded.detected, loaded.trace.block_size) == ("mooncake (the first row has input_length, hash_ids)", 512)
     tokens = {"input_toks": 2, "output_toks": 0, "arrival_time_ns": 1, "input_tok_ids": [3, 4]}
     loaded = read(write(tmp_path / "t.jsonl", tokens))
     assert (loaded.trace.format, loaded.trace.block_size) == ("tokens", None)

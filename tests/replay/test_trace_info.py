@@ -122,7 +122,7 @@ def test_command_writes_json_and_says_what_it_took(tmp_path: Path) -> None:
     assert result.exit_code == 0
     report = json.loads(result.stdout)
     assert (report["requests"], report["format"], report["tokens_per_block"]) == (2, "kvcache-simulator", 2)
-    assert "format: kvcache-simulator: the first row has block_size" in result.stderr
+    assert "format: kvcache-simulator (the first row has block_size" in result.stderr
     other = tmp_path / "out.json"
     result = CliRunner().invoke(app, [str(path), "--json", str(other), "--tokens-per-block", "4"])
     assert "Sharing, in blocks of 4 tokens" in result.stdout

@@ -40,7 +40,18 @@ class FakeModel:
             expected = np.where(memory, entries + (pool.kv_factor == 2), NULL_ENTRY)
             assert np.array_equal(values[values != UNSET], expected)
             rows.append([int(entry) // stride if entry != NULL_ENTRY else NULL_ENTRY for entry in entries])
+        if not self.manager.compatibility:
+            self._check_ids(request, window, rows)
         return rows
+
+    def _check_ids(self, request: LlmRequest, window: WindowSize, rows: list[list[int]]) -> None:
+        """The table and the block ids lead to the same slots, except where blocks left the window."""
+        num_gone = self.manager.sequences[request.request_id].get_num_front_blocks_removed(window)
+        for ids, slots in zip(self.manager.get_cache_block_ids(request.request_id, window), rows, strict=True):
+            assert len(ids) == len(slots)
+            for block_id, slot in list(zip(ids, slots, strict=True))[num_gone:]:
+                block = None if block_id < 0 else self.manager.block_manager.get_block_by_id(block_id, window)
+                assert slot == (NULL_ENTRY if block is None else block.memory_pool_block_index), request.request_id
 
     # -- attention --------------------------------------------------------------------------------
 

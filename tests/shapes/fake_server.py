@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-from tests.shapes.fake_memory import FakeMemory, check_cached_blocks, check_free_counts
+from tests.shapes.fake_memory import FakeMemory, check_cached_blocks, check_free_counts, digests
 from tests.shapes.fake_model import FakeModel
 from trtkv import KVCacheManager, LlmRequest
 from trtkv.common import RECURRENT_STATES
@@ -126,8 +126,6 @@ class FakeServer:
 
     def promote(self, request: LlmRequest, tokens: list[list[int]], first: int, last: int) -> None:
         """The state after the accepted tokens goes to the block that is last before the rewind: the live one."""
-        from tests.shapes.fake_memory import digests
-
         for slots, beam_tokens in zip(self.model.read_slots(request, RECURRENT_STATES), tokens, strict=True):
             expected = digests(beam_tokens)
             assert self.memory.states.get(slots[-1]) == expected[first], f"live state of {request.request_id}"
@@ -147,9 +145,7 @@ class FakeServer:
         self.check()
 
     def remove(self, request: LlmRequest, store: bool = True) -> None:
-        """Nothing of a request at position 0 is stored: its tokens would count as computed."""
         del self.running[request.request_id]
-        store = store and request.context_current_position > 0
         self.documents.append(list(request.get_tokens(0)))
         self.manager.remove_sequence(request.request_id, request if store else None)
         self.events["removals"] += 1
@@ -188,7 +184,7 @@ class FakeServer:
                 prompts = [self.make_prompt(longest_prompt) for _ in range(self.rng.choice((1, 1, 2)))]
                 self.admit(prompts, self.rng.randint(1, max_beam_width))
                 continue
-            if self.rng.random() < 0.03:
+            if self.rng.random() < 0.03 and not self.manager.compatibility:
                 self.forget()
             request = self.rng.choice(list(self.running.values()))
             self.act(request, longest_sequence, max_drafts)

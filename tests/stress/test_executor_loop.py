@@ -42,6 +42,7 @@ def make_loop(
         manager,
         max_num_tokens=None if chunking is None else MAX_NUM_TOKENS,
         enable_chunked_prefill=chunking is not None,
+        draft_token_reserve=num_drafts,
     )
     config = None if chunking is None else ContextChunkingConfig(chunking, TOKENS_PER_BLOCK)
     return ExecutorLoop(

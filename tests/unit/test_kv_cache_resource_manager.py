@@ -613,6 +613,15 @@ def test_slots_behind_the_last_token_belong_to_the_longest_sequence() -> None:
     assert list(resources.impl.window_sizes_metadata) == [20]
 
 
+def test_reserves_of_the_manager_are_kept_unless_others_are_given() -> None:
+    manager = make_manager()
+    manager.set_spec_decoding_budget(1, 2)
+    KVCacheResourceManager(manager)
+    assert (manager.num_extra_kv_tokens, manager.draft_token_reserve) == (1, 2)
+    KVCacheResourceManager(manager, draft_token_reserve=5)
+    assert (manager.num_extra_kv_tokens, manager.draft_token_reserve) == (1, 5)
+
+
 def test_negative_reserves_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="draft_token_reserve -1 is negative"):
         make_resources(draft_token_reserve=-1)

@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
-trace_app = typer.Typer(no_args_is_help=True, help="Make request traces.")
+from trtkv.commands.trace_info import info
+
+trace_app = typer.Typer(no_args_is_help=True, help="Make request traces, and show what one holds.")
+trace_app.command()(info)
 
 
 class KindChoice(str, Enum):
@@ -16,11 +19,6 @@ class KindChoice(str, Enum):
     CHAT = "chat"
     AGENT = "agent"
     RAG = "rag"
-
-
-@trace_app.callback()
-def _trace() -> None:
-    """Keeps ``generate`` a command of its own while it is the only one."""
 
 
 @trace_app.command()

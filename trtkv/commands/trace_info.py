@@ -8,14 +8,16 @@ from typing import Annotated
 
 import typer
 
+from trtkv.commands.format_choice import FormatChoice
+
 
 def info(
     trace: Annotated[
         str, typer.Argument(help="Request trace: a file, plain or gzip, a folder, or - for standard input.")
     ],
     trace_format: Annotated[
-        str, typer.Option("--format", help="Format of the trace; auto tells it from the first row.")
-    ] = "auto",
+        FormatChoice, typer.Option("--format", help="Format of the trace; auto tells it from the first row.")
+    ] = FormatChoice.AUTO,
     block_size: Annotated[int | None, typer.Option(help="Tokens that one hash id stands for.")] = None,
     tokens_per_block: Annotated[
         int | None, typer.Option(help="Tokens of a block in the figures.  [default: those of a hash id, else 32]")
@@ -37,7 +39,7 @@ def info(
     loaded = read_requests(
         trace,
         ReadOptions(block_size, tokenizer, chat_template),
-        format_name=None if trace_format == "auto" else trace_format,
+        format_name=trace_format.format_name,
         lenient=lenient,
         limit=limit,
         allow_lengths_only=True,

@@ -31,7 +31,11 @@ CLAIRVOYANT_RATE: Final = (
     "prompt tokens found by a cache of the same capacity that knows the future, {unit} / prompt tokens, of all "
     "requests run"
 )
-_UNITS: Final = {False: "full blocks of {0} tokens only", True: "counted by tokens (partial reuse)"}
+
+
+def unit_text(tokens_per_block: int, *, partial_reuse: bool) -> str:
+    """What counts, for the definitions."""
+    return "counted by tokens (partial reuse)" if partial_reuse else f"full blocks of {tokens_per_block} tokens only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class Bounds:
     @property
     def rates(self) -> list[Rate]:
         """Both bounds as token hit rates, each with its definition."""
-        unit = _UNITS[self.partial_reuse].format(self.tokens_per_block)
+        unit = unit_text(self.tokens_per_block, partial_reuse=self.partial_reuse)
         infinite, clairvoyant = INFINITE_RATE.format(unit=unit), CLAIRVOYANT_RATE.format(unit=unit)
         return [
             Rate(f"{INFINITE}_token_hit_rate", infinite, self.infinite_hit_tokens, self.prompt_tokens),
@@ -115,13 +119,18 @@ def compute_bounds(
     )
 
 
+def has_bounds(requests: Sequence[TraceRequest], config: ReplayConfig) -> bool:
+    """Whether bounds can be given for these settings: some window must be as wide as the longest sequence."""
+    return max(config.layer_windows(requests)) >= config.max_sequence_length(requests)
+
+
 def bounds_of(requests: Sequence[TraceRequest], config: ReplayConfig) -> Bounds | None:
     """The bounds for a replay with these settings; None without a full-attention window.
 
     Sliding windows beside a full one can only lower what is found. Without one, blocks that left the window need not be
     cached at all, and more may be found than these bounds say.
     """
-    if max(config.layer_windows(requests)) < config.max_sequence_length(requests):
+    if not has_bounds(requests, config):
         return None
     return compute_bounds(
         requests,

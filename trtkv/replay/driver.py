@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
-from trtkv.common import MAX_INT32, RequestId, ceil_div
+from trtkv.common import MAX_INT32, RequestId, TokenId, ceil_div
 from trtkv.llm_request import LlmRequest, LlmRequestState
 
 if TYPE_CHECKING:
@@ -214,6 +214,11 @@ def generated_tokens(request_id: RequestId, output_length: int) -> NDArray[np.in
     """
     left = np.arange(output_length, 0, -1, dtype=np.int64) if output_length else np.zeros(1, dtype=np.int64)
     return ((left + request_id * _TOKEN_STRIDE) & MAX_INT32).astype(np.int32)
+
+
+def generated_token(request_id: RequestId, num_left: int) -> TokenId:
+    """One token of ``generated_tokens``, by the number of tokens left to generate, itself included."""
+    return (num_left + request_id * _TOKEN_STRIDE) & MAX_INT32
 
 
 class _Waiting:

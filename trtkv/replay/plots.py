@@ -167,7 +167,7 @@ def curve_plot(result: ReplayResult, curve: CapacityCurve) -> str:
         if bounded:
             axes.plot(*zip(*bounded, strict=True), color=_SERIES[2], marker="s", markersize=3, label="clairvoyant")
         _mark_run(axes, result)
-        sizes = [point.capacity_tokens for point in (*curve.model, *curve.measured)]
+        sizes = [point.capacity_tokens for point in curve.model] + capacities
         _token_axis(axes, min(sizes), max(*sizes, result.config.capacity_tokens or 0))
         axes.set_ylim(bottom=0)
         axes.set_xlabel("capacity, tokens")

@@ -9,7 +9,7 @@ from trtkv.common import DataType, WindowSize, ceil_div
 from trtkv.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from trtkv.block_listener import BlockListener
     from trtkv.kv_cache_manager import KVCacheManager
@@ -88,9 +88,16 @@ class ReplayConfig:
         return [full if window is None else min(window, full) for window in self.windows]
 
     def build_manager(
-        self, requests: Sequence[TraceRequest], *, block_listener: BlockListener | None = None
+        self,
+        requests: Sequence[TraceRequest],
+        clock: Callable[[], int] | None = None,
+        *,
+        block_listener: BlockListener | None = None,
     ) -> KVCacheManager:
-        """A manager for these requests: one layer per window, one KV head of one int8 element, one beam."""
+        """A manager for these requests: one layer per window, one KV head of one int8 element, one beam.
+
+        ``clock``: nanoseconds; without one time stands still, so that results do not depend on the machine.
+        """
         from trtkv.kv_cache_manager import KVCacheManager
 
         max_sequence_length = self.max_sequence_length(requests)
@@ -109,7 +116,7 @@ class ReplayConfig:
             chunk_size=max_sequence_length,
             enable_partial_reuse=self.partial_reuse,
             copy_on_partial_reuse=self.copy_on_partial_reuse,
-            clock=_standing_clock,
+            clock=clock or _standing_clock,
             compatibility=self.compatibility,
             hash_map_order=self.partial_reuse,  # so that equal partial matches are taken as in the original
             block_listener=block_listener,
@@ -117,5 +124,5 @@ class ReplayConfig:
 
 
 def _standing_clock() -> int:
-    """Time does not pass in a replay: no block has a duration, and results do not depend on the machine."""
+    """Time does not pass in a closed loop, where no block has a duration."""
     return 0

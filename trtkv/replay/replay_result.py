@@ -42,7 +42,8 @@ class Rate(NamedTuple):
     definition: str
     numerator: float
     """An int wherever it is a count."""
-    denominator: int
+    denominator: float
+    """An int wherever it is a count."""
 
     @property
     def value(self) -> float | None:

@@ -140,7 +140,7 @@ def _rates_table(result: ReplayResult) -> Table:
     if len(result.windows) > 1:
         rows += [(f"{window.hit_rate.name}, {window.window_size}", window.hit_rate) for window in result.windows]
     for name, rate in rows:
-        table.add_row(name, _percent(rate), _number(rate.numerator), _count(rate.denominator))
+        table.add_row(name, _percent(rate), _number(rate.numerator), _number(rate.denominator))
     return table
 
 

@@ -33,8 +33,9 @@ class KVCacheResourceManager(BaseResourceManager):
     ``max_num_tokens``: tokens a forward pass may compute; None is no limit. ``enable_chunked_prefill``:
     whether the attention kernels can go on inside a prompt, which trimming needs. ``num_extra_kv_tokens``:
     slots behind every prompt that a drafting model needs. ``draft_token_reserve``: drafts that slots are
-    prepared for at least in each step. ``must_keep_chunk``: says which requests must not be cut elsewhere
-    (images with attention in both directions).
+    prepared for at least in each step; give the largest number. Both are set in the manager; None keeps what
+    it has. ``must_keep_chunk``: says which requests must not be cut elsewhere (images with attention in both
+    directions).
     """
 
     def __init__(
@@ -43,23 +44,24 @@ class KVCacheResourceManager(BaseResourceManager):
         *,
         max_num_tokens: int | None = 8192,
         enable_chunked_prefill: bool = False,
-        num_extra_kv_tokens: int = 0,
-        draft_token_reserve: int = 0,
+        num_extra_kv_tokens: int | None = None,
+        draft_token_reserve: int | None = None,
         must_keep_chunk: Callable[[LlmRequest], bool] | None = None,
     ) -> None:
-        if min(num_extra_kv_tokens, draft_token_reserve) < 0:
-            raise ConfigurationError(
-                f"num_extra_kv_tokens {num_extra_kv_tokens} or draft_token_reserve {draft_token_reserve} is negative"
-            )
+        num_extra = kv_cache_manager.num_extra_kv_tokens if num_extra_kv_tokens is None else num_extra_kv_tokens
+        reserve = kv_cache_manager.draft_token_reserve if draft_token_reserve is None else draft_token_reserve
+        if min(num_extra, reserve) < 0:
+            raise ConfigurationError(f"num_extra_kv_tokens {num_extra} or draft_token_reserve {reserve} is negative")
+        if (num_extra, reserve) != (kv_cache_manager.num_extra_kv_tokens, kv_cache_manager.draft_token_reserve):
+            kv_cache_manager.set_spec_decoding_budget(num_extra, reserve)
         self._impl = kv_cache_manager
         self._max_num_tokens = max_num_tokens
         self._enable_chunked_prefill = enable_chunked_prefill
-        self._num_extra_kv_tokens = num_extra_kv_tokens
-        self._draft_token_reserve = draft_token_reserve
+        self._num_extra_kv_tokens = num_extra
+        self._draft_token_reserve = reserve
         self._must_keep_chunk = must_keep_chunk
         self._dummy_request_ids: set[RequestId] = set()
         self._context_draft_tokens: dict[RequestId, int] = {}
-        kv_cache_manager.set_spec_decoding_budget(num_extra_kv_tokens, draft_token_reserve)
 
     @classmethod
     def from_config(
@@ -143,12 +145,14 @@ class KVCacheResourceManager(BaseResourceManager):
         generating request finds no block; requests before it have grown by then.
         """
         self._impl.sync_transfer_manager_with_buffer_manager()
+        # Contexts claim what is cached before anybody takes blocks. But a sliding window must move on first: the
+        # budget counts on blocks it lets go of, and a context that found them would hold them.
+        has_sliding_window = any(entry.is_swa for entry in self._impl.window_sizes_metadata.values())
+        if has_sliding_window:
+            self._extend_generation(scheduled_batch)
         self._admit_contexts(scheduled_batch)
-        if not self._impl.cross_kv:
-            for request in scheduled_batch.generation_requests:
-                num_drafts = max(request.num_draft_tokens, self._draft_token_reserve)
-                self._add_tokens(request, 1 + num_drafts)
-                scheduled_batch.num_reserved_draft_tokens[request.request_id] = num_drafts
+        if not has_sliding_window:
+            self._extend_generation(scheduled_batch)
         self._impl.refresh_blocks()
         scheduled_batch.reset_context_requests()
 
@@ -224,6 +228,18 @@ class KVCacheResourceManager(BaseResourceManager):
             )
         return request.request_id, request.encoder_output_len, 1
 
+    def _extend_generation(self, batch: ScheduledRequests) -> None:
+        """One slot, and those of drafts, for every generating request, in one call of the manager."""
+        if self._impl.cross_kv:
+            return
+        request_ids: list[RequestId] = []
+        for request in batch.generation_requests:
+            num_drafts = max(request.num_draft_tokens, self._draft_token_reserve)
+            self._check_drafts(request, num_drafts)
+            batch.num_reserved_draft_tokens[request.request_id] = num_drafts
+            request_ids += [request.request_id] * (1 + num_drafts)
+        self._impl.add_tokens(request_ids)
+
     def _extend_context(self, request: LlmRequest) -> None:
         """Slots behind a new prompt: the extra ones, and those of drafts until the last chunk is settled."""
         if self._impl.cross_kv:
@@ -241,12 +257,16 @@ class KVCacheResourceManager(BaseResourceManager):
             request.set_context_chunk_size(request.prompt_len)
 
     def _add_tokens(self, request: LlmRequest, num_tokens: int) -> None:
-        if num_tokens > 1 and request.beam_width > 1:
+        self._check_drafts(request, num_tokens - 1)
+        for _ in range(num_tokens):
+            self._impl.add_token(request.request_id)
+
+    @staticmethod
+    def _check_drafts(request: LlmRequest, num_drafts: int) -> None:
+        if num_drafts > 0 and request.beam_width > 1:
             raise InvalidInputError(
                 f"request {request.request_id} has {request.beam_width} beams and drafts; drafts need one beam"
             )
-        for _ in range(num_tokens):
-            self._impl.add_token(request.request_id)
 
     def _rewind(self, request: LlmRequest, num_tokens: int) -> None:
         if num_tokens > 0:

@@ -52,6 +52,12 @@ class BaseCapacityScheduler(ABC):
     def __init__(self, max_num_requests: int, limits: StateLimits) -> None:
         self._max_num_requests = max_num_requests
         self._limits = limits
+        self._num_deferred_requests = 0
+
+    @property
+    def num_deferred_requests(self) -> int:
+        """Requests that the last call held back because another one is about to compute their next block."""
+        return self._num_deferred_requests
 
     @property
     def no_schedule_until_state(self) -> LlmRequestState:

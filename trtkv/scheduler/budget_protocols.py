@@ -46,6 +46,16 @@ class KvCacheBudget(Protocol):
         ...
 
     @property
+    def num_extra_kv_tokens(self) -> int:
+        """Slots behind every prompt."""
+        ...
+
+    @property
+    def draft_token_reserve(self) -> int:
+        """Drafts to reckon with at least."""
+        ...
+
+    @property
     def window_sizes_metadata(self) -> Mapping[WindowSize, WindowSizeMetadata]:
         """Windows in ascending order."""
         ...

@@ -75,6 +75,11 @@ class CapacityScheduler:
         """Limit of admitted requests."""
         return self._max_num_requests
 
+    @property
+    def num_deferred_requests(self) -> int:
+        """Requests that the last call held back because another one is about to compute their next block."""
+        return self._scheduler.num_deferred_requests
+
     def schedule(
         self,
         active_requests: Sequence[LlmRequest],

@@ -42,6 +42,7 @@ class MaxUtilizationScheduler(BaseCapacityScheduler):
             schedule_pass.run_as_recorded()
         else:
             schedule_pass.run()
+        self._num_deferred_requests = schedule_pass.num_deferred
         return schedule_pass.scheduled, schedule_pass.paused
 
 
@@ -72,6 +73,11 @@ class _Pass:
         self._skipping_is_relevant = not self._manager.is_variable_window
         if self._skipping_is_relevant or compatibility:
             self._deferral.add_started_contexts(self._requests)
+
+    @property
+    def num_deferred(self) -> int:
+        """Requests held back for a common prefix."""
+        return self._deferral.num_skipped
 
     @property
     def _is_full(self) -> bool:

@@ -62,6 +62,12 @@ class PrefixDeferral:
         self._cross_summaries = cross_summaries
         self._contributed: set[object] = set()
         self._cross_contributed: set[object] = set()
+        self._num_skipped = 0
+
+    @property
+    def num_skipped(self) -> int:
+        """How often a request was found worth skipping."""
+        return self._num_skipped
 
     def add_started_contexts(self, requests: Iterable[LlmRequest]) -> None:
         """Register every request between two chunks, wherever it stands: its blocks are on their way."""
@@ -74,9 +80,11 @@ class PrefixDeferral:
         self, summary: PrefixReuseSummary | None, cross_summary: PrefixReuseSummary | None = None
     ) -> bool:
         """Whether the first missing block of a request is among the contributed ones."""
-        return _first_new_block(summary) in self._contributed or (
+        is_contributed = _first_new_block(summary) in self._contributed or (
             _first_new_block(cross_summary) in self._cross_contributed
         )
+        self._num_skipped += is_contributed
+        return is_contributed
 
     def register(self, summary: PrefixReuseSummary | None, cross_summary: PrefixReuseSummary | None = None) -> None:
         """Add the first missing block of a request that will compute it."""

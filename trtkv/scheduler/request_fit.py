@@ -62,15 +62,16 @@ def _count_required_blocks(
         request.set_estimated_reusable_tokens(estimate)
     if has_recurrent_states_cache(window) or manager.cross_kv:
         return required
-    return max(required, _count_last_step_blocks(request, manager.tokens_per_block, metadata, num_steps_look_ahead))
+    return max(required, _count_last_step_blocks(request, manager, metadata, num_steps_look_ahead))
 
 
 def _count_last_step_blocks(
-    request: LlmRequest, tokens_per_block: int, metadata: WindowSizeMetadata, num_steps_look_ahead: int
+    request: LlmRequest, manager: KvCacheBudget, metadata: WindowSizeMetadata, num_steps_look_ahead: int
 ) -> int:
     """Blocks of all tokens of a request and of what its last step reserves; whole prompt blocks count once."""
-    num_step_tokens = num_steps_look_ahead * (request.num_draft_tokens + 1)
-    num_tokens = request.prompt_len + request.max_new_tokens - 1 + num_step_tokens
+    tokens_per_block = manager.tokens_per_block
+    num_step_tokens = num_steps_look_ahead * (max(request.num_draft_tokens, manager.draft_token_reserve) + 1)
+    num_tokens = request.prompt_len + manager.num_extra_kv_tokens + request.max_new_tokens - 1 + num_step_tokens
     num_tokens = min(num_tokens, metadata.max_blocks_per_seq * tokens_per_block)
     num_shared = min(request.prompt_len, num_tokens) // tokens_per_block
     num_own = ceil_div(num_tokens - num_shared * tokens_per_block, tokens_per_block)

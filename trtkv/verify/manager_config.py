@@ -48,12 +48,16 @@ CONFIG_OPTIONAL: Final[dict[str, Kind]] = {
     "connector_matched_tokens": nullable(INT),
     "spec_decoding_budget": nullable(tuple_of(INT, INT)),
     "clock_start_ms": INT,
+    "compatibility": BOOL,
 }
 CONFIG_KIND: Final = record(CONFIG_REQUIRED, CONFIG_OPTIONAL)
 
 
 def build_manager(state: MachineState, config: Args) -> KVCacheManager:
-    """A manager in compatibility mode, on the state's clock and copy engine. Raises what the constructor raises."""
+    """A manager on the state's clock and copy engine, in compatibility mode unless the config says otherwise.
+
+    Raises what the constructor raises.
+    """
     from trtkv.kv_cache_event_manager import KVCacheEventManager
     from trtkv.kv_cache_manager import KVCacheManager
 
@@ -88,7 +92,8 @@ def build_manager(state: MachineState, config: Args) -> KVCacheManager:
         pool_configurations=read_pool_configurations(config.get("pool_configurations", ())),
         copy_engine=state.copy_engine,
         clock=state.clock,
-        compatibility=True,
+        compatibility=config.get("compatibility", True),
+        hash_map_order=True,
     )
     budget = config.get("spec_decoding_budget")
     if budget is not None:

@@ -29,8 +29,10 @@ class OpOutcome(NamedTuple):
 
 
 class OpMachine:
-    """Executes ops by name, one after the other, on a manager in compatibility mode with a virtual clock.
+    """Executes ops by name, one after the other, on a manager with a virtual clock.
 
+    Manager and schedulers are in compatibility mode unless their settings have ``compatibility`` False, a field that
+    only programs recorded with this port have.
     ``make_request`` takes the arguments of LlmRequest and builds the requests of ``new_request``.
     """
 

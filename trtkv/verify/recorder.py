@@ -19,7 +19,7 @@ from trtkv.verify.recorded_request import RecordedRequest
 
 
 class TraceRecorder:
-    """Executes ops on its own manager (compatibility mode, virtual clock) and writes each with its outcome.
+    """Executes ops on its own manager (virtual clock; compatibility mode by default) and writes each with its outcome.
 
     A driver may call ``execute`` by op name, or work as usual: ``manager`` looks like the KVCacheManager and
     ``new_request`` returns an LlmRequest; their changing methods are written as ops too. ``config`` has the

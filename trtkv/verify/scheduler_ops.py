@@ -27,7 +27,7 @@ def create_capacity_scheduler(state: MachineState, args: Args) -> None:
         two_steps_look_ahead=args["two_steps_look_ahead"],
         no_schedule_until_state=read_state(args["no_schedule_until_state"]),
         no_schedule_after_state=read_state(args["no_schedule_after_state"]),
-        compatibility=True,
+        compatibility=args.get("compatibility", True),
     )
     state.peft_cache = None if peft is None else _read_page_table(peft)
 
@@ -64,7 +64,7 @@ def create_micro_batch_scheduler(state: MachineState, args: Args) -> None:
         args["max_context_length"],
         no_schedule_until_state=read_state(args["no_schedule_until_state"]),
         no_schedule_after_state=read_state(args["no_schedule_after_state"]),
-        compatibility=True,
+        compatibility=args.get("compatibility", True),
     )
 
 
@@ -113,7 +113,10 @@ SCHEDULER_OPS: Final[dict[str, OpSpec]] = {
             "two_steps_look_ahead": BOOL,
             **_STATE_LIMITS,
         },
-        {"peft": nullable(record({"max_device_pages": INT}, {"default_pages": INT, "pages": by_number(INT)}))},
+        {
+            "peft": nullable(record({"max_device_pages": INT}, {"default_pages": INT, "pages": by_number(INT)})),
+            "compatibility": BOOL,
+        },
         is_observed=True,
     ),
     "capacity_schedule": OpSpec(
@@ -133,6 +136,7 @@ SCHEDULER_OPS: Final[dict[str, OpSpec]] = {
             "max_context_length": nullable(INT),
             **_STATE_LIMITS,
         },
+        {"compatibility": BOOL},
         is_observed=True,
     ),
     "micro_batch_schedule": OpSpec(

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from trtkv.block_key import HashLink, PackedKey, build_block_keys, num_key_tokens, resolve_hash
+from trtkv.block_key import (
+    HashLink,
+    PackedKey,
+    build_block_keys,
+    build_encoder_keys,
+    num_key_tokens,
+    resolve_hash,
+)
 from trtkv.block_listener import BlockListener, RemovalReason
-from trtkv.common import PLACEHOLDER_BLOCK_ID, BlockId
+from trtkv.common import PLACEHOLDER_BLOCK_ID, BlockId, CacheType
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest, SequenceWindow
 from trtkv.kv_cache_block import KVCacheBlock
 from trtkv.kv_cache_event_manager import KVCacheEventManager
-from trtkv.llm_request import LlmRequest
+from trtkv.llm_request import LlmRequest, LlmRequestState
 from trtkv.radix_block_tree import LookupNode, LookupNodePtr
 from trtkv.templated_trie import ChildMap
 from trtkv.window_block_manager.claiming import BlockClaimer
@@ -22,16 +29,30 @@ from trtkv.window_block_manager.sequences import SequenceBlocks
 from trtkv.window_block_manager.settings import WindowSettings
 
 
-def usable_tokens(request: LlmRequest) -> int:
+def usable_tokens(request: LlmRequest, compatibility: bool = False) -> int:
     """Tokens of beam 0 whose state is in the cache: all but the newest, or as far as the prompt is computed.
 
-    At position 0 the prompt counts as computed. C++: getUsableUniqueTokenCountForReuse.
+    Nothing is computed at position 0 of a context stage, nor before a remote prompt has arrived. (Recorded: position 0
+    counts as computed, in every stage.) C++: getUsableUniqueTokenCountForReuse.
     """
     num_tokens = request.get_num_tokens(0)
     position = request.context_current_position
+    if not compatibility and not position and request.state in _NOTHING_COMPUTED:
+        return 0
     if position and request.context_remaining_length > 0:
         num_tokens = min(num_tokens, position)
     return max(num_tokens - 1, 0)
+
+
+_NOTHING_COMPUTED: Final = frozenset(
+    {
+        LlmRequestState.ENCODER_INIT,
+        LlmRequestState.CONTEXT_INIT,
+        LlmRequestState.DISAGG_CONTEXT_INIT_AND_TRANS,
+        LlmRequestState.DISAGG_GENERATION_INIT,
+        LlmRequestState.DISAGG_GENERATION_TRANS_IN_PROGRESS,
+    }
+)
 
 
 class StoredBlock(NamedTuple):
@@ -251,10 +272,32 @@ class BlockStorer:
         self._sequences.add_pin(block)
         return block._block_id
 
+    def _keys(self, sequence: GenerationRequest, request: LlmRequest, allow_partial: bool) -> list[PackedKey]:
+        """Keys under which what is computed of a sequence may be stored.
+
+        A cross cache holds encoder states, so its keys are those of the encoder input; of several beams only the
+        prompt is common. (Recorded: always the tokens of beam 0.)
+        """
+        settings = self._settings
+        usable = usable_tokens(request, settings.compatibility)
+        if not settings.compatibility:
+            if settings.cache_type is CacheType.CROSS:
+                tokens = request.encoder_tokens
+                if tokens is None or not usable:
+                    return []
+                return build_encoder_keys(request, tokens, settings.tokens_per_block, len(tokens), allow_partial)
+            usable = min(usable, sequence.num_tokens)
+            if sequence.beam_width > 1:
+                usable = min(usable, request.prompt_len)
+        if settings.is_recurrent_state and allow_partial:
+            usable = min(usable, request.prompt_len - 1)
+            allow_partial = settings.compatibility
+        return build_block_keys(request, settings.tokens_per_block, usable, allow_partial)
+
     def store_context_blocks(self, sequence: GenerationRequest, request: LlmRequest) -> None:
         """Store the full blocks computed so far. C++: storeContextBlocks."""
         window = sequence.get_window(self._settings.window_size)
-        keys = build_block_keys(request, self._settings.tokens_per_block, usable_tokens(request), False)
+        keys = self._keys(sequence, request, False)
         if self._settings.compatibility and self._settings.is_swa:
             self.store_blocks(keys, self._visible_blocks(window, len(keys)))
         else:
@@ -279,10 +322,17 @@ class BlockStorer:
         return result
 
     def store_new_block(self, sequence: GenerationRequest, request: LlmRequest) -> None:
-        """Store the newest block if the newest token has just opened the next. C++: storeNewBlock."""
+        """Store the newest block if the newest token has just opened the next. C++: storeNewBlock.
+
+        Nothing while the prompt is not computed. (Recorded: it is not asked.)
+        """
         usable = request.get_num_tokens(0) - 1
         if usable < 0 or usable % self._settings.tokens_per_block:
             return
+        if not self._settings.compatibility and (
+            usable > min(usable_tokens(request), sequence.num_tokens) or self._settings.cache_type is CacheType.CROSS
+        ):
+            return  # not computed yet, or not what a cross cache holds
         keys = build_block_keys(request, self._settings.tokens_per_block, usable, True)
         blocks = self._blocks_of_beam_0(sequence, request, self._sequences.get_window(sequence.request_id))
         if 2 <= len(keys) <= len(blocks):
@@ -303,11 +353,7 @@ class BlockStorer:
 
         A recurrent window stores snapshots of the prompt only. C++: storeBlocksForReuse.
         """
-        usable, allow_partial = usable_tokens(request), True
-        if self._settings.is_recurrent_state:
-            usable = min(usable, request.prompt_len - 1)
-            allow_partial = self._settings.compatibility
-        keys = build_block_keys(request, self._settings.tokens_per_block, usable, allow_partial)
+        keys = self._keys(sequence, request, True)
         window = self._sequences.get_window(sequence.request_id)
         blocks = self._blocks_of_beam_0(sequence, request, window)
         return self.store_blocks(keys, blocks, pin_blocks, window)

@@ -51,7 +51,7 @@ class LoadedTrace(NamedTuple):
 
     trace: RequestTrace
     detected: str
-    """E.g. ``mooncake: the first row has input_length, hash_ids``; says so if the user named the format."""
+    """E.g. ``mooncake (the first row has input_length, hash_ids)``; says so if the user named the format."""
 
 
 def _with_keys(*keys: str) -> Callable[[Row], str | None]:
@@ -161,7 +161,7 @@ def _load(rows: Rows, shown: str, options: ReadOptions, format_name: str | None,
         requests=requests,
         faults=rows.faults,
     )
-    return LoadedTrace(trace, f"{name}: {reason}")
+    return LoadedTrace(trace, f"{name} ({reason})")
 
 
 def _named(name: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import random
 from typing import NamedTuple
 
 from tests.fake_clock import FakeClock
+from tests.stress.fake_memory import FakeMemory
 from trtkv import KVCacheManager, LlmRequest
 from trtkv.common import RECURRENT_STATES
 from trtkv.errors import TrtkvError
@@ -16,6 +17,7 @@ from trtkv.llm_request import LlmRequestState, MultimodalInput
 from trtkv.retention_config import KvCacheRetentionConfig, TokenRangeRetentionConfig
 
 MAX_SEQUENCE_LENGTH = 40
+MAX_REWIND = 5
 
 
 class Shape(NamedTuple):
@@ -52,9 +54,19 @@ def draw_shape(rng: random.Random) -> Shape:
 class RandomProgram:
     """Steps of one program; a second one of the same seed takes the same steps as long as its manager does."""
 
-    def __init__(self, seed: int, event_manager: KVCacheEventManager | None, *, compatibility: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        event_manager: KVCacheEventManager | None,
+        *,
+        compatibility: bool = False,
+        with_memory: bool = False,
+    ) -> None:
         self.rng = random.Random(seed)
         self.shape = draw_shape(self.rng)
+        if with_memory:
+            self.shape = self.shape._replace(max_beam_width=1)
+        self.memory = FakeMemory(self.shape.tokens_per_block) if with_memory else None
         self.clock = FakeClock()
         windows = list(self.shape.blocks_per_window)
         linear = LinearAttentionMetadata(states_snapshot_interval=2 * self.shape.tokens_per_block)
@@ -72,12 +84,16 @@ class RandomProgram:
             enable_partial_reuse=self.shape.enable_partial_reuse,
             copy_on_partial_reuse=self.shape.copy_on_partial_reuse,
             linear_attention_metadata=linear if self.shape.has_recurrent_states else None,
+            copy_engine=self.memory,
             clock=self.clock,
             compatibility=compatibility,
         )
+        self.manager.set_spec_decoding_budget(0, MAX_REWIND)  # sliding windows keep what a rewind needs
         self.windows = windows
         self.requests: dict[int, LlmRequest] = {}
+        self.longest: dict[int, int] = {}
         self.pinned: list[int] = []
+        self.rewound: set[int] = set()
         self.prompts: list[list[int]] = []
         self.next_id = 0
         self.num_failed = 0
@@ -86,6 +102,7 @@ class RandomProgram:
             (self.compute_chunk, 16),
             (self.decode, 40),
             (self.store_new_block, 4),
+            (self.store_context, 5),
             (self.store_for_reuse, 6),
             (self.rewind, 6),
             (self.remove, 17),
@@ -154,6 +171,9 @@ class RandomProgram:
         batch = [self.draw_request() for _ in range(self.rng.choice([1, 1, 2, 3]))]
         self.manager.add_sequence_batch([(r.request_id, r.prompt_len, r.beam_width) for r in batch], batch)
         self.requests.update({request.request_id: request for request in batch})
+        if self.memory is not None:
+            for request in batch:
+                self.memory.num_computed[request.request_id] = request.prepopulated_prompt_len
 
     def pick(self, generating: bool | None = None) -> LlmRequest | None:
         candidates = [
@@ -171,7 +191,10 @@ class RandomProgram:
         request.set_context_chunk_size(self.rng.choice([width, 2 * width, MAX_SEQUENCE_LENGTH]))
         if self.shape.has_recurrent_states:
             request.set_context_chunk_size(MAX_SEQUENCE_LENGTH)
+        start = request.context_current_position
         request.move_to_next_context_chunk()
+        if self.memory is not None:
+            self.memory.write(self.manager, request, start, request.context_current_position)
         if request.context_remaining_length == 0:
             request.set_state(LlmRequestState.GENERATION_IN_PROGRESS)
         self.manager.store_context_blocks(request)
@@ -182,6 +205,9 @@ class RandomProgram:
             return
         self.manager.add_token(request.request_id)
         request.add_new_tokens([[self.rng.randint(0, 2)] for _ in range(request.beam_width)])
+        self.longest[request.request_id] = max(self.longest.get(request.request_id, 0), request.get_num_tokens(0))
+        if self.memory is not None:
+            self.memory.write(self.manager, request, request.get_num_tokens(0) - 1, request.get_num_tokens(0))
         with contextlib.suppress(TrtkvError):
             self.manager.copy_linear_attention_block(request)
 
@@ -191,6 +217,11 @@ class RandomProgram:
         request = self.pick()
         if request is not None:
             self.manager.store_new_block(request)
+
+    def store_context(self) -> None:
+        request = self.pick(generating=True)
+        if request is not None:
+            self.manager.store_context_blocks(request)
 
     def store_for_reuse(self) -> None:
         request = self.pick(generating=True)
@@ -208,10 +239,14 @@ class RandomProgram:
         if request is None:
             return
         generated = request.get_tokens(0)[request.prompt_len :]
-        num_tokens = self.rng.randint(1, 5)
-        if num_tokens <= len(generated):
+        num_tokens = self.rng.randint(1, MAX_REWIND)
+        kept = request.get_num_tokens(0) - num_tokens
+        if num_tokens <= len(generated) and self.longest[request.request_id] - kept <= MAX_REWIND:
             self.manager.rewind_kv_cache(request.request_id, num_tokens)
+            self.rewound.add(request.request_id)
             request.set_generated_tokens([generated[: len(generated) - num_tokens]])
+            if self.memory is not None:
+                self.memory.num_computed[request.request_id] -= num_tokens
 
     def remove(self) -> None:
         request = self.pick()
@@ -236,6 +271,8 @@ class RandomProgram:
         window = self.rng.choice(self.windows)
         block_manager = self.manager.block_manager
         block = block_manager.get_block_by_id(self.rng.randrange(self.shape.blocks_per_window[window][0]), window)
+        if self.memory is not None and block.has_refs:
+            return  # a held block belongs on the primary level; whoever moves it has to write its table anew
         if self.shape.blocks_per_window[window][1]:
             block_manager.offload_block(block, window)
 

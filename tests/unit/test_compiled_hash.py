@@ -1,0 +1,37 @@
+"""The compiled token loop gives the hashes of the plain one."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+
+from trtkv.block_key import mix_tokens_plainly, resolve_hash
+
+pytest.importorskip("numba", reason='the compiled hash needs numba: pip install "trtkv[fast]"')
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 2, 31, 64, 513])
+def test_compiled_mixer_equals_the_plain_one(num_tokens: int) -> None:
+    from trtkv.compiled_hash import compile_token_mixer
+
+    rng = random.Random(num_tokens)
+    mix = compile_token_mixer()
+    for _ in range(50):
+        tokens = array("i", [rng.randrange(-(2**31), 2**31) for _ in range(num_tokens)]).tobytes()
+        seed = rng.getrandbits(64)
+        assert mix(tokens, seed) == mix_tokens_plainly(tokens, seed)
+
+
+def test_chain_of_links_equals_hashing_block_by_block() -> None:
+    rng = random.Random(7)
+    keys = [array("i", [rng.randrange(2**31) for _ in range(16)]).tobytes() for _ in range(40)]
+    link: object = 0
+    expected = 0
+    for key in keys:
+        link = (key, link)
+        seed = 16 ^ (expected * 0xBF58476D1CE4E5B9 & (1 << 64) - 1)
+        expected = mix_tokens_plainly(key, seed)
+        assert resolve_hash(link) == expected  # type: ignore[arg-type]
+    assert resolve_hash(link) == expected  # type: ignore[arg-type]

@@ -1,0 +1,51 @@
+"""The command ``trtkv compare``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXIT_DIFFERS = 1
+
+
+def compare(
+    result: Annotated[Path, typer.Argument(help="Result to judge: JSON of trtkv, or TensorRT-LLM kvCacheStats.")],
+    reference: Annotated[
+        str,
+        typer.Argument(help="A result file, the id of a bundled reference, or bundled: all of them that fit."),
+    ] = "bundled",
+    tolerance: Annotated[
+        float, typer.Option(help="Largest difference of a rate; of a count as a share of the reference.")
+    ] = 0.0,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Compare this number; may be repeated.")
+    ] = None,
+    ignore_settings: Annotated[
+        bool, typer.Option("--ignore-settings", help="Compare although block size, capacity or the like differ.")
+    ] = False,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the comparison as JSON; - is standard output.")
+    ] = None,
+) -> None:
+    """Compare a result with reference numbers, a recorded run, other statistics or an earlier result.
+
+    Exit code 0: all numbers agree; 1: some differ; 2: the two sides do not measure the same thing.
+    """
+    from trtkv.compare.compare_report import print_comparisons, to_json_text
+    from trtkv.compare.facts import load_facts
+    from trtkv.compare.resolve import compare_with
+
+    comparisons = compare_with(
+        load_facts(result), reference, tolerance=tolerance, only=only or (), ignore_settings=ignore_settings
+    )
+    if json_file == "-":
+        sys.stdout.write(to_json_text(comparisons))
+    else:
+        print_comparisons(comparisons)
+        if json_file is not None:
+            Path(json_file).write_text(to_json_text(comparisons), encoding="utf-8")
+    if not all(comparison.agrees for comparison in comparisons):
+        raise typer.Exit(EXIT_DIFFERS)

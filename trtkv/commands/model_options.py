@@ -1,0 +1,82 @@
+"""Options that turn a model and an amount of memory into windows and blocks; several commands have them."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from trtkv.sizing.cache_plan import CachePlan, SizingOptions
+
+
+class KvDtypeChoice(str, Enum):
+    """Values of ``--kv-dtype``."""
+
+    AUTO = "auto"
+    FLOAT = "float"
+    HALF = "half"
+    BF16 = "bf16"
+    FP8 = "fp8"
+    INT8 = "int8"
+    NVFP4 = "nvfp4"
+
+
+MODEL_HELP = "config.json of a Hugging Face model, or a folder with one."
+MEMORY_HELP = "Memory of the cache on each GPU, e.g. 40GiB or 40GB."
+
+ModelOption = Annotated[Path | None, typer.Option("--model", metavar="FILE", help=MODEL_HELP)]
+MemoryOption = Annotated[str | None, typer.Option("--memory", metavar="SIZE", help=MEMORY_HELP)]
+HostMemoryOption = Annotated[
+    str | None, typer.Option("--host-memory", metavar="SIZE", help="Memory of the host tier for each GPU, e.g. 200GiB.")
+]
+KvDtypeOption = Annotated[
+    KvDtypeChoice, typer.Option("--kv-dtype", help="Element type of the cache; auto: what the checkpoint asks for.")
+]
+TpOption = Annotated[int, typer.Option("--tp", help="GPUs that share the heads of a layer (tensor parallelism).")]
+MaxSeqLenOption = Annotated[
+    int | None,
+    typer.Option("--max-seq-len", help="Longest sequence in tokens.  [default: max_position_embeddings of the model]"),
+]
+WindowSharesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--window-shares",
+        metavar="S,S",
+        help="Share of the memory of each window, narrowest first.  [default: TRTLLM_WINDOW_SIZE_SHARES, else equal]",
+    ),
+]
+
+
+def make_options(
+    memory: str,
+    host_memory: str | None,
+    kv_dtype: KvDtypeChoice,
+    tp: int,
+    tokens_per_block: int,
+    max_seq_len: int | None,
+    window_shares: str | None,
+) -> SizingOptions:
+    """Options as they were written, with amounts in bytes."""
+    from trtkv.sizing.cache_plan import SizingOptions
+    from trtkv.sizing.memory_size import parse_memory_size
+
+    return SizingOptions(
+        memory_bytes=parse_memory_size(memory, "--memory"),
+        host_memory_bytes=0 if host_memory is None else parse_memory_size(host_memory, "--host-memory"),
+        kv_dtype=kv_dtype.value,
+        tokens_per_block=tokens_per_block,
+        max_sequence_length=max_seq_len,
+        tp_size=tp,
+        window_size_shares=window_shares,
+    )
+
+
+def make_plan(model: Path, options: SizingOptions) -> CachePlan:
+    """Read the model's config and size its cache."""
+    from trtkv.sizing.cache_plan import make_cache_plan
+    from trtkv.sizing.model_shape import read_model_shape
+
+    return make_cache_plan(read_model_shape(model), options)

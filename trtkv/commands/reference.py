@@ -1,0 +1,87 @@
+"""The commands ``trtkv reference ...``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from trtkv.compare.checks import Check
+    from trtkv.compare.reference import ReferenceNumber
+
+reference_app = typer.Typer(no_args_is_help=True, help="Show and check the reference numbers that come with trtkv.")
+
+EXIT_DIFFERS = 1
+
+JsonOption = Annotated[
+    str | None, typer.Option("--json", metavar="FILE", help="Write JSON instead; - is standard output.")
+]
+
+
+@reference_app.command("list")
+def list_references(
+    prefix: Annotated[str, typer.Argument(help="Only ids that start like this.")] = "",
+    runs: Annotated[bool, typer.Option("--runs", help="List the recorded runs of the original manager.")] = False,
+    json_file: JsonOption = None,
+) -> None:
+    """List reference numbers with their definitions and sources."""
+    from trtkv.compare.compare_report import print_references
+    from trtkv.compare.reference import load_runs
+
+    numbers = _numbers(prefix)
+    run_ids = [run for run in load_runs() if run.startswith(prefix)]
+    if json_file is not None:
+        entries: list[object] = run_ids if runs else [number._asdict() for number in numbers]  # type: ignore[assignment]
+        _write(json.dumps(entries, indent=2) + "\n", json_file)
+    elif runs:
+        typer.echo("\n".join(run_ids))
+    else:
+        print_references(numbers, run_ids)
+
+
+@reference_app.command()
+def check(
+    folder: Annotated[Path, typer.Argument(help="Folder with the public trace files, at any depth.")],
+    prefix: Annotated[str, typer.Option(help="Only ids that start like this.")] = "",
+    json_file: JsonOption = None,
+) -> None:
+    """Find reference numbers again from the public trace files: expected beside got.
+
+    Files are told by name and checksum. Exit code 0: all agree, those of papers within the tolerance shown; 1: some
+    differ; 2: no trace at hand.
+    """
+    from trtkv.compare.checks import DIFFERS, check_numbers, find_traces
+    from trtkv.compare.compare_report import print_checks, to_json_text
+
+    traces = find_traces(folder)
+    numbers = [number for number in _numbers(prefix) if number.method and number.trace in traces]
+    checks: list[Check] = []
+    for found in check_numbers(numbers, traces):
+        checks.append(found)
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{len(checks)} of {len(numbers)}")
+    if sys.stderr.isatty():
+        sys.stderr.write("\n")
+    if json_file is None:
+        print_checks(checks)
+    else:
+        _write(to_json_text(checks), json_file)
+    if any(found.verdict == DIFFERS for found in checks):
+        raise typer.Exit(EXIT_DIFFERS)
+
+
+def _numbers(prefix: str) -> list[ReferenceNumber]:
+    from trtkv.compare.reference import load_numbers
+
+    return [number for number in load_numbers() if number.id.startswith(prefix)]
+
+
+def _write(text: str, path: str) -> None:
+    if path == "-":
+        sys.stdout.write(text)
+    else:
+        Path(path).write_text(text, encoding="utf-8")

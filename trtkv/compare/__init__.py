@@ -1,0 +1,1 @@
+"""Comparison of results with reference numbers, recorded runs, other programs' statistics and earlier results."""

@@ -1,0 +1,1 @@
+"""Events and statistics in the forms that routers and monitoring expect."""

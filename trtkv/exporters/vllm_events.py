@@ -1,0 +1,331 @@
+"""Events in vLLM's msgpack form: blocks stored, blocks removed, all blocks cleared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from trtkv.block_key import BlockKey, num_key_tokens
+from trtkv.common import PRIMARY_LEVEL, RECURRENT_STATES, WindowSize
+from trtkv.errors import InvalidInputError, MissingExtraError
+from trtkv.kv_cache_event_consumer import CachedBlock, KVCacheEventConsumer
+from trtkv.kv_cache_events import (
+    KVCacheCreatedData,
+    KVCacheEvent,
+    KVCacheRemovedData,
+    KVCacheStoredData,
+    KVCacheUpdatedData,
+)
+
+MEDIA: Final = ("GPU", "CPU")
+"""Names of the primary and the secondary level."""
+
+
+class BlockStored(NamedTuple):
+    """Full blocks that hang below one another, the first below ``parent_block_hash`` (None: the root)."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = MEDIA[PRIMARY_LEVEL]
+    lora_name: str | None = None
+    extra_keys: list[list[Any] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class BlockRemoved(NamedTuple):
+    """Blocks that are gone from a medium."""
+
+    block_hashes: list[int]
+    medium: str | None = MEDIA[PRIMARY_LEVEL]
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(NamedTuple):
+    """Nothing is cached any more, or yet."""
+
+
+WireEvent: TypeAlias = "BlockStored | BlockRemoved | AllBlocksCleared"
+
+_WIRE_TYPES: Final[Mapping[str, type[BlockStored] | type[BlockRemoved] | type[AllBlocksCleared]]] = {
+    "BlockStored": BlockStored,
+    "BlockRemoved": BlockRemoved,
+    "AllBlocksCleared": AllBlocksCleared,
+}
+_NUM_REQUIRED: Final = {"BlockStored": 7, "BlockRemoved": 2, "AllBlocksCleared": 0}
+"""Fields that are always written; later ones only up to the last that is set."""
+
+
+class WireBatch(NamedTuple):
+    """One message: events of one rank at one time (seconds)."""
+
+    ts: float
+    events: list[WireEvent]
+    data_parallel_rank: int | None = None
+
+
+class VllmEventTranslator:
+    """Turns the events of managers into vLLM's, rank by rank; keeps what is needed to do so consistently.
+
+    ``window_sizes``: windows to publish; several become groups in this order. Consumers that know one group only, such
+    as Dynamo's router, get the widest. ``include_partial_blocks``: vLLM never reports blocks that are not full, and
+    Dynamo does not index them, so by default they are left out together with their removals.
+    ``report_media``: whether a block that moves to the host is reported there (stored, then removed from the other
+    medium). By default media are not told apart: the block can be matched all the same. Priorities are not reported.
+    The created event that begins a stream becomes AllBlocksCleared, so that nothing of an earlier run lingers.
+    """
+
+    def __init__(
+        self,
+        tokens_per_block: int,
+        window_sizes: Sequence[WindowSize],
+        *,
+        include_partial_blocks: bool = False,
+        report_media: bool = False,
+    ) -> None:
+        if not window_sizes or len(set(window_sizes)) != len(window_sizes):
+            raise InvalidInputError(f"windows to publish are {list(window_sizes)}; give at least one, each once")
+        self._tokens_per_block = tokens_per_block
+        self._window_sizes = list(window_sizes)
+        self._include_partial_blocks = include_partial_blocks
+        self._report_media = report_media
+        self._suppressed: set[tuple[int | None, WindowSize, int]] = set()
+        self._consumers: dict[int | None, KVCacheEventConsumer] = {}
+
+    def translate(self, events: Iterable[KVCacheEvent]) -> dict[int | None, list[WireEvent]]:
+        """Wire events by rank, in order; ranks without any are left out."""
+        result: dict[int | None, list[WireEvent]] = {}
+        for event in events:
+            if event.window_size not in self._window_sizes:
+                continue
+            wire_events = self._translate_event(event)
+            if wire_events:
+                result.setdefault(event.attention_dp_rank, []).extend(wire_events)
+        return result
+
+    def translate_snapshot(self, events: Sequence[KVCacheEvent]) -> dict[int | None, list[WireEvent]]:
+        """What makes listeners start anew: AllBlocksCleared, then every cached block.
+
+        For a stream that has lost events; give what ``KVCacheManager.get_cached_block_events()`` returns (of one rank).
+        """
+        if not events:
+            raise InvalidInputError("no events to start from; give those of get_cached_block_events()")
+        rank = events[0].attention_dp_rank
+        self._suppressed = {name for name in self._suppressed if name[0] != rank}
+        self._consumers.pop(rank, None)
+        result = self.translate(events)
+        if self._report_media:
+            self._consumers.setdefault(rank, KVCacheEventConsumer(rank)).resync(events)
+        return result
+
+    def _translate_event(self, event: KVCacheEvent) -> list[WireEvent]:
+        data = event.data
+        if isinstance(data, KVCacheCreatedData):
+            return [AllBlocksCleared()] if event.window_size == self._window_sizes[0] else []
+        if isinstance(data, KVCacheStoredData):
+            wire_events = self._translate_stored(event, data)
+            self._follow(event)
+            return wire_events
+        if isinstance(data, KVCacheRemovedData):
+            wire_events = self._translate_removed(event, data)
+            self._follow(event)
+            return wire_events
+        return self._translate_updated(event, data)
+
+    def _follow(self, event: KVCacheEvent) -> None:
+        """Keep the tree, which is needed to describe a block again when it moves."""
+        if self._report_media:
+            rank = event.attention_dp_rank
+            consumer = self._consumers.setdefault(rank, KVCacheEventConsumer(rank))
+            consumer.apply((event,))
+
+    def _get_block(self, event: KVCacheEvent, block_hash: int) -> CachedBlock | None:
+        consumer = self._consumers.get(event.attention_dp_rank)
+        return None if consumer is None else consumer.get_tree(event.window_size).blocks.get(block_hash)
+
+    # -- stored ---------------------------------------------------------------------------------------
+
+    def _translate_stored(self, event: KVCacheEvent, data: KVCacheStoredData) -> list[WireEvent]:
+        wire_events: list[WireEvent] = []
+        run: list[tuple[int, CachedBlock]] = []
+        parent_hash = data.parent_hash
+        for entry in data.blocks:
+            block = CachedBlock(parent_hash, entry.block_key, entry.cache_level, entry.priority)
+            parent_hash = entry.block_hash
+            if num_key_tokens(entry.block_key) == self._tokens_per_block:
+                if run and run[0][1].cache_level != block.cache_level:
+                    wire_events += self._describe(event, run)
+                    run = []
+                run.append((entry.block_hash, block))
+                self._suppressed.discard((event.attention_dp_rank, event.window_size, entry.block_hash))
+                continue
+            wire_events += self._describe(event, run)
+            run = []
+            if self._include_partial_blocks:
+                wire_events += self._describe(event, [(entry.block_hash, block)])
+            else:
+                self._suppressed.add((event.attention_dp_rank, event.window_size, entry.block_hash))
+        return wire_events + self._describe(event, run)
+
+    def _describe(self, event: KVCacheEvent, run: Sequence[tuple[int, CachedBlock]]) -> list[WireEvent]:
+        """One BlockStored for blocks that hang below one another, on one level; none for no block."""
+        if not run:
+            return []
+        keys = [BlockKey.unpack(block.block_key) for _, block in run]
+        first = run[0][1]
+        extra_keys = [_list_extra_keys(key, block) for key, (_, block) in zip(keys, run, strict=True)]
+        kind, sliding_window = self._describe_window(event.window_size)
+        stored = BlockStored(
+            block_hashes=[block_hash for block_hash, _ in run],
+            parent_block_hash=first.parent_hash,
+            token_ids=[token for key in keys for token in key.tokens],
+            block_size=keys[0].num_tokens,
+            lora_id=keys[0].lora_task_id,
+            medium=self._name_medium(first.cache_level),
+            extra_keys=extra_keys if any(extra_keys) else None,
+            group_idx=self._get_group(event.window_size),
+            kv_cache_spec_kind=kind,
+            kv_cache_spec_sliding_window=sliding_window,
+        )
+        return [stored]
+
+    def _get_group(self, window_size: WindowSize) -> int | None:
+        return self._window_sizes.index(window_size) if len(self._window_sizes) > 1 else None
+
+    def _describe_window(self, window_size: WindowSize) -> tuple[str | None, int | None]:
+        if len(self._window_sizes) == 1:
+            return None, None
+        if window_size == RECURRENT_STATES:
+            return "mamba", None
+        if window_size == max(self._window_sizes):
+            return "full_attention", None
+        return "sliding_window", window_size
+
+    def _name_medium(self, cache_level: int) -> str:
+        return MEDIA[cache_level if self._report_media else PRIMARY_LEVEL]
+
+    # -- removed and updated --------------------------------------------------------------------------
+
+    def _translate_removed(self, event: KVCacheEvent, data: KVCacheRemovedData) -> list[WireEvent]:
+        by_medium: dict[str, list[int]] = {}
+        for block_hash in data.block_hashes:
+            name = (event.attention_dp_rank, event.window_size, block_hash)
+            if name in self._suppressed:
+                self._suppressed.discard(name)
+                continue
+            block = self._get_block(event, block_hash)
+            level = PRIMARY_LEVEL if block is None else block.cache_level
+            by_medium.setdefault(self._name_medium(level), []).append(block_hash)
+        group = self._get_group(event.window_size)
+        return [BlockRemoved(hashes, medium, group) for medium, hashes in by_medium.items()]
+
+    def _translate_updated(self, event: KVCacheEvent, data: KVCacheUpdatedData) -> list[WireEvent]:
+        self._follow(event)
+        block = self._get_block(event, data.block_hash)
+        name = (event.attention_dp_rank, event.window_size, data.block_hash)
+        if data.cache_level is None or block is None or name in self._suppressed:
+            return []
+        removed = BlockRemoved(
+            [data.block_hash], self._name_medium(data.cache_level[0]), self._get_group(event.window_size)
+        )
+        return [*self._describe(event, [(data.block_hash, block)]), removed]
+
+
+def _list_extra_keys(key: BlockKey, block: CachedBlock) -> list[Any] | None:
+    """What else tells the block apart: multimodal content, and the salt on the first block of a prompt."""
+    extra: list[Any] = [mm_key.uuid or mm_key.hash.hex() for mm_key in key.extra_keys]
+    if key.cache_salt is not None and block.parent_hash is None:
+        extra.append(key.cache_salt)
+    return extra or None
+
+
+# -- msgpack ----------------------------------------------------------------------------------------
+
+
+class VllmEventEncoder:
+    """Translates events and packs one message a rank (extra ``events``).
+
+    ``as_maps``: newer versions of vLLM and TensorRT-LLM's push path write events as maps tagged ``type``, older ones
+    as arrays that begin with the tag. ``clock`` returns seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        translator: VllmEventTranslator,
+        *,
+        as_maps: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._translator = translator
+        self._as_maps = as_maps
+        self._clock = clock
+        self._pack = _import_msgpack().encode
+
+    def encode(self, events: Iterable[KVCacheEvent]) -> dict[int | None, bytes]:
+        """One payload for each rank that has anything to report."""
+        return {
+            rank: self.encode_batch(WireBatch(self._clock(), wire_events, rank))
+            for rank, wire_events in self._translator.translate(events).items()
+        }
+
+    def encode_batch(self, batch: WireBatch) -> bytes:
+        """The payload of one batch."""
+        write = _write_map if self._as_maps else _write_array
+        events = [write(event) for event in batch.events]
+        rank = [] if batch.data_parallel_rank is None else [batch.data_parallel_rank]
+        packed: bytes = self._pack([batch.ts, events, *rank])
+        return packed
+
+
+def _write_array(event: WireEvent) -> list[Any]:
+    tag = type(event).__name__
+    num_fields = len(event)
+    while num_fields > _NUM_REQUIRED[tag] and event[num_fields - 1] is None:
+        num_fields -= 1
+    return [tag, *event[:num_fields]]
+
+
+def _write_map(event: WireEvent) -> dict[str, Any]:
+    tag = type(event).__name__
+    fields = zip(type(event)._fields, event, range(len(event)), strict=True)
+    return {"type": tag} | {
+        name: value for name, value, index in fields if index < _NUM_REQUIRED[tag] or value is not None
+    }
+
+
+def decode_batch(payload: bytes) -> WireBatch:
+    """Read a message of either layout; fields that the writer does not know take their defaults, unknown ones go.
+
+    Raises InvalidInputError for anything else.
+    """
+    msgpack = _import_msgpack()
+    try:
+        ts, events, *rest = msgpack.decode(payload)
+        return WireBatch(ts, [_read_event(event) for event in events], rest[0] if rest else None)
+    except InvalidInputError:
+        raise
+    except Exception as error:  # msgspec has its own error types, known only once it is imported
+        raise InvalidInputError(f"{len(payload)} bytes are no event batch: {error}") from error
+
+
+def _read_event(event: Any) -> WireEvent:
+    tag = str(event.get("type") if isinstance(event, dict) else event[0])
+    wire_type = _WIRE_TYPES.get(tag)
+    if wire_type is None:
+        raise InvalidInputError(f"unknown event {tag!r}; known are {', '.join(_WIRE_TYPES)}")
+    if isinstance(event, dict):
+        return wire_type(**{name: value for name, value in event.items() if name in wire_type._fields})
+    return wire_type(*event[1 : 1 + len(wire_type._fields)])
+
+
+def _import_msgpack() -> Any:
+    try:
+        import msgspec.msgpack
+    except ImportError as error:
+        raise MissingExtraError('vLLM events need msgspec: pip install "trtkv[events]"') from error
+    return msgspec.msgpack

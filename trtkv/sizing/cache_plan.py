@@ -1,0 +1,361 @@
+"""CachePlan: windows, pools and blocks of a model's cache on one rank, for given bytes of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from trtkv.capacity_estimation import (
+    calculate_bytes_per_token,
+    calculate_max_block_requirements_per_beam,
+    group_layers_by_window_size,
+)
+from trtkv.common import RECURRENT_STATES, DataType, WindowSize
+from trtkv.errors import ConfigurationError, InvalidInputError
+from trtkv.linear_attention import LinearAttentionMetadata
+from trtkv.memory import CacheMemory
+from trtkv.window_size_metadata import PoolConfiguration
+
+if TYPE_CHECKING:
+    from trtkv.config import KvCacheConfig, ModelConfig
+    from trtkv.sizing.model_shape import ModelShape
+
+INDEX_KEYS_PER_SCALE: Final = 128
+"""Elements of an index key that share a scale of 4 bytes."""
+
+KV_DTYPES: Final = ("auto", "float", "half", "bf16", "fp8", "int8", "nvfp4")
+"""Element types that a cache may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizingOptions:
+    """What a user chooses beside the model."""
+
+    memory_bytes: int
+    """Bytes of the cache in device memory, on each rank."""
+    host_memory_bytes: int = 0
+    """Bytes of the host tier, on each rank."""
+    kv_dtype: str = "auto"
+    """One of KV_DTYPES; auto: what the checkpoint asks for."""
+    tokens_per_block: int = 32
+    max_sequence_length: int | None = None
+    """Longest sequence in tokens; None: max_position_embeddings of the model."""
+    tp_size: int = 1
+    """Ranks that share the heads."""
+    windows: tuple[WindowSize | None, ...] = ()
+    """Attention windows repeated over the layers instead of the model's own; None in it is full attention."""
+    max_batch_size: int = 1
+    """Sequences at a time; counts for recurrent states without reuse only."""
+    block_reuse: bool = True
+    snapshot_interval: int | None = None
+    """Tokens between two snapshots of recurrent states; None: 256, or one block where that is longer."""
+    window_size_shares: str | None = None
+    """Value of TRTLLM_WINDOW_SIZE_SHARES; None reads the environment."""
+
+
+class WindowPlan(NamedTuple):
+    """What one window gets on one rank."""
+
+    window_size: WindowSize
+    is_full: bool
+    """Whether it holds the longest sequence."""
+    num_layers: int
+    kv_heads: tuple[int, ...]
+    """Different numbers of KV heads of its layers on this rank, ascending; one pool each."""
+    size_per_head: int
+    dtype: DataType
+    bytes_per_token: int | None
+    """Over all its layers; None for recurrent states, which do not grow with tokens."""
+    bytes_per_block: int
+    """A block of tokens, or one state of all its layers."""
+    primary_blocks: int
+    secondary_blocks: int
+    tokens_per_block: int
+    blocks_per_sequence: int
+    """Blocks that the longest sequence holds at most, once it generates; for recurrent states its snapshots too."""
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether blocks are recurrent states."""
+        return self.bytes_per_token is None
+
+    @property
+    def primary_tokens(self) -> int | None:
+        """Tokens that fit into device memory; None for recurrent states."""
+        return None if self.keeps_states else self.primary_blocks * self.tokens_per_block
+
+    @property
+    def secondary_tokens(self) -> int | None:
+        """Tokens that fit into host memory; None for recurrent states."""
+        return None if self.keeps_states else self.secondary_blocks * self.tokens_per_block
+
+    @property
+    def primary_bytes(self) -> int:
+        """Bytes of its pools in device memory."""
+        return self.primary_blocks * self.bytes_per_block
+
+    @property
+    def secondary_bytes(self) -> int:
+        """Bytes of its pools in host memory."""
+        return self.secondary_blocks * self.bytes_per_block
+
+    @property
+    def num_sequences(self) -> int:
+        """Longest sequences that it holds at a time."""
+        return self.primary_blocks // self.blocks_per_sequence
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """A model's cache on one rank."""
+
+    shape: ModelShape
+    options: SizingOptions
+    max_sequence_length: int
+    model_config: ModelConfig
+    kv_cache_config: KvCacheConfig
+    windows: tuple[WindowPlan, ...]
+    """Ascending windows, recurrent states first."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of a token that is inside every window."""
+        return sum(window.bytes_per_token or 0 for window in self.windows)
+
+    @property
+    def primary_bytes(self) -> int:
+        """Bytes of all pools in device memory."""
+        return sum(window.primary_bytes for window in self.windows)
+
+    @property
+    def secondary_bytes(self) -> int:
+        """Bytes of all pools in host memory."""
+        return sum(window.secondary_bytes for window in self.windows)
+
+    @property
+    def num_sequences(self) -> int:
+        """Longest sequences that fit at a time: as many as the tightest window holds."""
+        return min(window.num_sequences for window in self.windows)
+
+    @property
+    def blocks_per_window(self) -> dict[WindowSize, tuple[int, int]]:
+        """Primary and secondary blocks, as a manager takes them."""
+        return {window.window_size: (window.primary_blocks, window.secondary_blocks) for window in self.windows}
+
+    def attention_windows(self) -> list[WindowSize]:
+        """The window of each layer with a cache."""
+        from trtkv.memory import resolve_attention_windows
+
+        return resolve_attention_windows(self.kv_cache_config, self.model_config)
+
+
+def make_cache_plan(shape: ModelShape, options: SizingOptions) -> CachePlan:
+    """Size a cache with the manager's own arithmetic (calculate_max_num_blocks).
+
+    Raises ConfigurationError for options that do not go together, and when a window gets no block.
+    """
+    from trtkv.memory import calculate_blocks_per_window, resolve_attention_windows, resolve_cache_dtype
+
+    _check(options)
+    max_sequence_length = options.max_sequence_length or shape.max_position_embeddings
+    if max_sequence_length is None:
+        raise ConfigurationError(f"{shape.name} names no longest sequence; give it with --max-seq-len")
+    cache_config = _cache_config(shape, options, max_sequence_length)
+    model_config = _model_config(shape, options, max_sequence_length, DataType(cache_config.dtype))
+    windows = group_layers_by_window_size(
+        resolve_attention_windows(cache_config, model_config), model_config.num_layers
+    )
+    index_bytes = _index_bytes_per_token_and_layer(shape)
+    memory = CacheMemory(options.memory_bytes, options.host_memory_bytes)
+    blocks = calculate_blocks_per_window(
+        cache_config,
+        model_config,
+        _without_index_keys(
+            memory, index_bytes, model_config, windows, resolve_cache_dtype(cache_config, model_config)
+        ),
+        max_batch_size=options.max_batch_size,
+        window_size_shares=options.window_size_shares,
+    )
+    bytes_per_token = _bytes_per_token(model_config, windows, resolve_cache_dtype(cache_config, model_config))
+    return CachePlan(
+        shape=shape,
+        options=options,
+        max_sequence_length=max_sequence_length,
+        model_config=model_config,
+        kv_cache_config=cache_config,
+        windows=tuple(
+            _window_plan(model_config, cache_config, window, layers, bytes_per_token.get(window), index_bytes, counts)
+            for (window, layers), counts in zip(windows.items(), blocks.values(), strict=True)
+        ),
+    )
+
+
+def _check(options: SizingOptions) -> None:
+    for name, value, least in (
+        ("memory", options.memory_bytes, 1),
+        ("host memory", options.host_memory_bytes, 0),
+        ("tokens per block", options.tokens_per_block, 1),
+        ("tensor parallel size", options.tp_size, 1),
+        ("batch size", options.max_batch_size, 1),
+    ):
+        if value < least:
+            raise InvalidInputError(f"{name} is {value}; give at least {least}")
+    if options.max_sequence_length is not None and options.max_sequence_length < 1:
+        raise InvalidInputError(f"longest sequence is {options.max_sequence_length} tokens; give at least 1")
+    if options.kv_dtype not in KV_DTYPES:
+        raise InvalidInputError(f"kv dtype is {options.kv_dtype!r}; give one of {', '.join(KV_DTYPES)}")
+    for window in options.windows:
+        if window is not None and window < 1:
+            raise InvalidInputError(f"attention window is {window} tokens; give at least 1, or full")
+
+
+def _cache_config(shape: ModelShape, options: SizingOptions, max_sequence_length: int) -> KvCacheConfig:
+    from trtkv.config import KvCacheConfig
+
+    chosen = options.windows or tuple(layer.window for layer in shape.layers)
+    return KvCacheConfig(
+        tokens_per_block=options.tokens_per_block,
+        dtype=shape.kv_dtype.value if options.kv_dtype == "auto" else options.kv_dtype,
+        enable_block_reuse=options.block_reuse,
+        enable_partial_reuse=shape.states is None,
+        host_cache_size=options.host_memory_bytes or None,
+        # A window of states is put in by the manager; what stands in its place here does not matter.
+        max_attention_window=tuple(max_sequence_length if not w or w < 0 else w for w in chosen),
+    )
+
+
+def _model_config(
+    shape: ModelShape, options: SizingOptions, max_sequence_length: int, kv_dtype: DataType
+) -> ModelConfig:
+    from trtkv.config import ModelConfig
+
+    return ModelConfig(
+        num_layers=len(shape.layers),
+        num_kv_heads_per_layer=tuple(layer.num_kv_heads for layer in shape.layers),
+        size_per_head=_main_size_per_head(shape),
+        max_sequence_length=max_sequence_length,
+        dtype=kv_dtype,
+        cache_type=shape.cache_type,
+        tp_size=options.tp_size,
+        pool_configurations=_pool_configurations(shape, options, max_sequence_length, kv_dtype),
+        linear_attention_metadata=_linear_attention(shape, options),
+        linear_layer_indices=shape.linear_layer_indices,
+    )
+
+
+def _main_size_per_head(shape: ModelShape) -> int:
+    return next(layer.size_per_head for layer in shape.layers if layer.window != RECURRENT_STATES)
+
+
+def _pool_configurations(
+    shape: ModelShape, options: SizingOptions, max_sequence_length: int, kv_dtype: DataType
+) -> tuple[PoolConfiguration, ...]:
+    """Head sizes of windows that differ from the first one, and bytes for states of a cache in 4 bits."""
+    sizes: dict[WindowSize, set[int]] = {}
+    for position, layer in enumerate(shape.layers):
+        if layer.window != RECURRENT_STATES:
+            pattern = options.windows
+            window = pattern[position % len(pattern)] if pattern else layer.window
+            sizes.setdefault(min(window or max_sequence_length, max_sequence_length), set()).add(layer.size_per_head)
+    mixed = {window: sorted(found) for window, found in sizes.items() if len(found) > 1}
+    if mixed:
+        raise ConfigurationError(
+            f"layers of one window have different head sizes ({mixed}), which one pool cannot hold; "
+            "give --max-seq-len beyond the sliding window, and no --window"
+        )
+    main_size = _main_size_per_head(shape)
+    pools = [
+        PoolConfiguration(window, size, kv_dtype) for window, (size,) in sorted(sizes.items()) if size != main_size
+    ]
+    if shape.states is not None and kv_dtype is DataType.NVFP4:
+        pools.insert(0, PoolConfiguration(RECURRENT_STATES, main_size, DataType.INT8))
+    return tuple(pools)
+
+
+def _linear_attention(shape: ModelShape, options: SizingOptions) -> LinearAttentionMetadata | None:
+    if shape.states is None:
+        return None
+    interval = options.snapshot_interval
+    if interval is None:
+        interval = max(256 // options.tokens_per_block, 1) * options.tokens_per_block
+    elif interval < 0 or interval % options.tokens_per_block:
+        raise ConfigurationError(
+            f"snapshot interval is {interval} tokens; give a multiple of a block of {options.tokens_per_block} tokens"
+        )
+    return LinearAttentionMetadata(
+        linear_layer_indices=shape.linear_layer_indices,
+        all_recurrent_states_bytes=shape.states.bytes_of_layer(options.tp_size, shape.dtype, shape.state_dtype),
+        states_snapshot_interval=interval if options.block_reuse else 0,
+        save_last_snapshot=options.block_reuse,
+    )
+
+
+def _bytes_per_token(
+    model: ModelConfig, windows: Mapping[WindowSize, list[int]], dtype: DataType
+) -> dict[WindowSize, int]:
+    return calculate_bytes_per_token(
+        dtype, model.heads_per_layer, model.size_per_head, windows, model.kv_factor, model.pool_configurations
+    )
+
+
+def _index_bytes_per_token_and_layer(shape: ModelShape) -> int:
+    """Bytes of an index key and its scales; 0 without index keys."""
+    return shape.index_head_dim + shape.index_head_dim // INDEX_KEYS_PER_SCALE * 4
+
+
+def _without_index_keys(
+    memory: CacheMemory,
+    index_bytes: int,
+    model: ModelConfig,
+    windows: Mapping[WindowSize, list[int]],
+    dtype: DataType,
+) -> CacheMemory:
+    """The part of the memory that is left for keys and values when each token has an index key beside it."""
+    if not index_bytes:
+        return memory
+    data_bytes = sum(_bytes_per_token(model, windows, dtype).values())
+    all_bytes = data_bytes + index_bytes * model.num_layers
+    return CacheMemory(memory.primary_bytes * data_bytes // all_bytes, memory.secondary_bytes * data_bytes // all_bytes)
+
+
+def _window_plan(
+    model: ModelConfig,
+    cache: KvCacheConfig,
+    window: WindowSize,
+    layers: list[int],
+    data_bytes_per_token: int | None,
+    index_bytes: int,
+    counts: tuple[int, int],
+) -> WindowPlan:
+    pool = next((pool for pool in model.pool_configurations if pool.window_size == window), None)
+    heads = model.heads_per_layer
+    linear = model.linear_attention_metadata
+    if data_bytes_per_token is None:
+        bytes_per_token = None
+        bytes_per_block = len(layers) * (linear.all_recurrent_states_bytes if linear else 0)
+        blocks_per_sequence = (
+            linear.count_states(model.max_sequence_length, cache.tokens_per_block, cache.enable_block_reuse)
+            if linear
+            else 1
+        )
+    else:
+        bytes_per_token = data_bytes_per_token + index_bytes * len(layers)
+        bytes_per_block = bytes_per_token * cache.tokens_per_block
+        blocks_per_sequence = calculate_max_block_requirements_per_beam(
+            model.max_sequence_length, 0, window, cache.tokens_per_block
+        )
+    return WindowPlan(
+        window_size=window,
+        is_full=window >= model.max_sequence_length,
+        num_layers=len(layers),
+        kv_heads=tuple(sorted({heads[layer] for layer in layers})),
+        size_per_head=model.size_per_head if pool is None else pool.size_per_head,
+        dtype=model.dtype if pool is None else pool.dtype,
+        bytes_per_token=bytes_per_token,
+        bytes_per_block=bytes_per_block,
+        primary_blocks=counts[0],
+        secondary_blocks=counts[1],
+        tokens_per_block=cache.tokens_per_block,
+        blocks_per_sequence=blocks_per_sequence,
+    )

@@ -1,0 +1,167 @@
+"""Checks a CachePlan against pools that are really allocated, in less memory: same windows, same blocks, fewer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from trtkv.common import WindowSize
+from trtkv.sizing.memory_size import format_memory_size
+
+if TYPE_CHECKING:
+    import torch
+
+    from trtkv.kv_cache_block_pool import KVCacheBlockPool
+    from trtkv.kv_cache_manager import KVCacheManager
+    from trtkv.sizing.cache_plan import CachePlan, WindowPlan
+
+DEFAULT_CHECK_BYTES: Final = 256 * 2**20
+"""Memory that a check may take; at least one block of each window is always made."""
+
+
+class WindowCheck(NamedTuple):
+    """What the tensors of one window say."""
+
+    window_size: WindowSize
+    primary_blocks: int
+    """Blocks that were allocated."""
+    secondary_blocks: int
+    num_pools: int
+    planned_block_bytes: int
+    allocated_block_bytes: int
+    """Bytes of its tensors in device memory / blocks allocated; all pools of the window together."""
+    faults: tuple[str, ...]
+
+
+class PlanCheck(NamedTuple):
+    """Outcome of a check."""
+
+    windows: tuple[WindowCheck, ...]
+    allocated_bytes: int
+    """Bytes of all tensors made, primary and secondary."""
+    full_primary_bytes: int
+    """Bytes of the whole plan by the blocks that were measured."""
+    faults: tuple[str, ...]
+    """What does not agree, of the plan as a whole and of each window; empty when all is well."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether everything agrees."""
+        return not self.faults
+
+
+def check_plan(plan: CachePlan, max_bytes: int = DEFAULT_CHECK_BYTES) -> PlanCheck:
+    """Build a manager of this plan with fewer blocks, allocate its pools on the CPU and measure the tensors.
+
+    Needs torch (MissingExtraError). Everything is released again.
+    """
+    scale = min(1.0, max_bytes / max(1, plan.primary_bytes + plan.secondary_bytes))
+    manager = _build_manager(plan, scale)
+    manager.allocate_pools("cpu")
+    try:
+        windows = tuple(_check_window(manager, window) for window in plan.windows)
+        allocated = sum(map(_tensor_bytes, _all_pools(manager)))
+        faults = [*_check_layers(manager, plan), *_check_budget(plan, windows)]
+    finally:
+        manager.release_pools()
+    return PlanCheck(
+        windows=windows,
+        allocated_bytes=allocated,
+        full_primary_bytes=_full_bytes(plan, windows),
+        faults=(*faults, *(fault for window in windows for fault in window.faults)),
+    )
+
+
+def _build_manager(plan: CachePlan, scale: float) -> KVCacheManager:
+    from trtkv.kv_cache_manager import KVCacheManager
+
+    model, shape = plan.model_config, plan.shape
+    blocks = {
+        window: (max(1, int(primary * scale)), int(secondary * scale) or min(secondary, 1))
+        for window, (primary, secondary) in plan.blocks_per_window.items()
+    }
+    return KVCacheManager(
+        num_kv_heads_per_layer=model.heads_per_layer,
+        size_per_head=model.size_per_head,
+        tokens_per_block=plan.kv_cache_config.tokens_per_block,
+        blocks_per_window=blocks,
+        max_num_sequences=plan.options.max_batch_size,
+        max_beam_width=1,
+        max_attention_window_vec=plan.attention_windows(),
+        dtype=model.dtype,
+        max_sequence_length=plan.max_sequence_length,
+        enable_block_reuse=plan.kv_cache_config.enable_block_reuse,
+        enable_partial_reuse=plan.kv_cache_config.enable_partial_reuse,
+        cache_type=model.cache_type,
+        enable_indexer_k_cache=shape.index_head_dim > 0,
+        indexer_k_cache_index_head_dim=shape.index_head_dim,
+        linear_attention_metadata=model.linear_attention_metadata,
+        pool_configurations=model.pool_configurations,
+    )
+
+
+def _all_pools(manager: KVCacheManager) -> Sequence[KVCacheBlockPool]:
+    return manager.block_manager.pools
+
+
+def _check_window(manager: KVCacheManager, plan: WindowPlan) -> WindowCheck:
+    pools = [pool for pool in _all_pools(manager) if pool.window_size == plan.window_size]
+    primary = sum(_num_bytes(pool.primary) for pool in pools)
+    secondary = sum(_num_bytes(pool.secondary) for pool in pools)
+    num_primary, num_secondary = pools[0].num_primary_blocks, pools[0].num_secondary_blocks
+    faults = []
+    for name, found, num_blocks in (("device", primary, num_primary), ("host", secondary, num_secondary)):
+        if found != num_blocks * plan.bytes_per_block:
+            faults.append(
+                f"window {plan.window_size}: {num_blocks} blocks take {found} bytes of {name} memory, planned were "
+                f"{num_blocks * plan.bytes_per_block}"
+            )
+    return WindowCheck(
+        plan.window_size,
+        num_primary,
+        num_secondary,
+        len(pools),
+        plan.bytes_per_block,
+        primary // num_primary,
+        tuple(faults),
+    )
+
+
+def _check_layers(manager: KVCacheManager, plan: CachePlan) -> list[str]:
+    """Each layer's buffer has the heads and the head size that the model's config gives it."""
+    faults = []
+    model = plan.model_config
+    linear = set(model.linear_layer_indices)
+    for layer, heads in enumerate(model.heads_per_layer):
+        if layer in linear:
+            continue
+        buffer = manager.get_buffers(layer)
+        size = plan.shape.layers[layer].size_per_head // (2 if model.dtype.value == "nvfp4" else 1)
+        wanted = (model.kv_factor, heads, plan.kv_cache_config.tokens_per_block, size)
+        if tuple(buffer.shape[1:]) != wanted:
+            faults.append(f"layer {layer}: a block is {tuple(buffer.shape[1:])}, the model says {wanted}")
+    return faults
+
+
+def _check_budget(plan: CachePlan, windows: Sequence[WindowCheck]) -> list[str]:
+    """The measured blocks in their planned number fit the memory; each window may exceed it by less than a block."""
+    full, allowed = _full_bytes(plan, windows), plan.options.memory_bytes
+    slack = sum(window.allocated_block_bytes for window in windows)
+    if full < allowed + slack:
+        return []
+    return [f"all blocks take {format_memory_size(full)} of {format_memory_size(allowed)}"]
+
+
+def _full_bytes(plan: CachePlan, windows: Sequence[WindowCheck]) -> int:
+    return sum(
+        planned.primary_blocks * window.allocated_block_bytes
+        for planned, window in zip(plan.windows, windows, strict=True)
+    )
+
+
+def _tensor_bytes(pool: KVCacheBlockPool) -> int:
+    return _num_bytes(pool.primary) + _num_bytes(pool.secondary)
+
+
+def _num_bytes(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.numel() * tensor.element_size()
