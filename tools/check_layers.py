@@ -89,7 +89,6 @@ TOP_LEVEL_ALLOWED: Final[Mapping[str, tuple[str, ...]]] = {
     "matplotlib": (),
     "msgspec": (),
     "numba": (),
-    "plotly": (),
     "prometheus_client": (),
     "pyarrow": (),
     "pydantic": ("config",),

@@ -120,6 +120,20 @@ class ReplayResult:
             Rate("zero_hit_share", ZERO_HIT_SHARE, counts.zero_hit_requests, counts.requests),
         ]
 
+    def with_bounds(self, bounds: Bounds) -> ReplayResult:
+        """The result with bounds of the same run. Raises LogicError if they are none."""
+        counts, found = self.counts, self.counts.prepopulated_tokens
+        check(
+            (bounds.requests, bounds.prompt_tokens) == (counts.requests, counts.prompt_tokens),
+            f"bounds of {bounds.requests} requests for a run of {counts.requests}",
+        )
+        check(
+            found <= bounds.clairvoyant_hit_tokens <= bounds.infinite_hit_tokens,
+            f"{found} tokens were found, the bounds say {bounds.clairvoyant_hit_tokens} and "
+            f"{bounds.infinite_hit_tokens}",
+        )
+        return replace(self, bounds=bounds)
+
     def to_json(self) -> dict[str, object]:
         """Everything, in a fixed order: the columns of a reference run first, then settings, details and rates."""
         config, counts = self.config, self.counts

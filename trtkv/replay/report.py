@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from trtkv.replay.explain_report import extra_definitions, extra_tables
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -29,7 +31,9 @@ def print_report(result: ReplayResult, console: Console | None = None) -> None:
     console = console or Console()
     console.print(_counts_table(result))
     console.print(_rates_table(result))
-    for line in [*_definitions(result), *notes(result)]:
+    for table in extra_tables(result):
+        console.print(table)
+    for line in [*_definitions(result), *extra_definitions(result), *notes(result)]:
         console.print(line, markup=False, highlight=False)
 
 
