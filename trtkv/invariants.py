@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from trtkv.block_key import BlockKey, PackedKey, build_block_keys_of, hash_block_key, num_key_tokens
+from trtkv.block_key import BlockKey, PackedKey, build_block_keys_of, build_encoder_keys, hash_block_key, num_key_tokens
 from trtkv.common import (
     PLACEHOLDER_BLOCK_ID,
     PLACEHOLDER_LEVEL,
@@ -503,6 +503,7 @@ class _SequenceKeys:
         self._request = request
         self._tokens_per_block = manager.tokens_per_block
         is_cross = manager.cache_type is CacheType.CROSS and not manager.compatibility
+        self._build_keys = build_encoder_keys if is_cross else build_block_keys_of
         self._tokens = [
             (request.encoder_tokens or array("i"))
             if is_cross
@@ -517,4 +518,4 @@ class _SequenceKeys:
         length = block_idx * self._tokens_per_block + num_last
         if len(path) != block_idx + 1 or not num_last or length > len(tokens):
             return False
-        return list(path) == build_block_keys_of(self._request, tokens, self._tokens_per_block, length, True)
+        return list(path) == self._build_keys(self._request, tokens, self._tokens_per_block, length, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +15,7 @@ from trtkv.block_key import (
     PackedKey,
     build_block_keys,
     build_block_keys_of,
+    build_encoder_keys,
     check_multimodal_input,
     hash_block_key,
 )
@@ -767,10 +769,15 @@ class KVCacheManager:
     ) -> PrefixReuseSummary:
         """Count cached full blocks of a request's tokens (beam 0, or those given). One window only.
 
-        Changes nothing. C++: analyzePrefixReuse.
+        A cross cache counts those of the encoder input, whatever is given. Changes nothing. C++: analyzePrefixReuse.
         """
         with self._lock:
-            if tokens is None or tokens is llm_request.get_tokens(0):
+            if self.cross_kv and not self._compatibility:
+                encoder_tokens = llm_request.encoder_tokens or array("i")
+                keys = build_encoder_keys(
+                    llm_request, encoder_tokens, self._tokens_per_block, len(encoder_tokens), False
+                )
+            elif tokens is None or tokens is llm_request.get_tokens(0):
                 keys = build_block_keys(llm_request, self._tokens_per_block, llm_request.get_num_tokens(0), False)
             else:
                 others = to_token_array(tokens)
@@ -939,6 +946,17 @@ class KVCacheManager:
                     longest = max(longest, len(row))
                 pool_idx += 1
         return longest
+
+    def _check_offset_table(self, table: Any, first_row: int, sequence: GenerationRequest) -> None:
+        width = max(len(ids) for window, _ in self._windows for ids in sequence.get_cache_block_ids(window))
+        needed = [self.num_pools, first_row + sequence.beam_width, 2, width]
+        shape = list(table.shape)
+        is_large = len(shape) == 4 and all(size >= least for size, least in zip(shape, needed, strict=True))
+        if table.dtype.name != "int32" or first_row < 0 or not is_large:
+            raise InvalidInputError(
+                f"request {sequence.request_id} from row {first_row} on needs an int32 table of at least {needed}, "
+                f"it is {table.dtype} {shape}"
+            )
 
     def get_block_offsets_of_batch(
         self, output: Any, first_batch_slot_idx: int, batch_size: int, beam_width: int

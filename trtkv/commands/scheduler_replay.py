@@ -62,7 +62,7 @@ def refuse_without_scheduler(options: SchedulerOptions) -> None:
 
     given = [f"--{name.replace('_', '-')}" for name, value in options._asdict().items() if value not in (None, False)]
     if given:
-        raise InvalidInputError(f"{', '.join(given)} go with --scheduler; add it or leave them out")
+        raise InvalidInputError(f"{', '.join(given)} need --scheduler; add it or leave them out")
 
 
 def make_loop_config(options: SchedulerOptions, cache: ReplayConfig) -> LoopConfig:
@@ -130,10 +130,10 @@ def show_loop_result(result: LoopResult, json_file: str | None) -> None:
         for line in loop_notes(result):
             typer.echo(line, err=True)
         return
-    print_loop_report(result)
     if json_file is not None:
         with open(json_file, "w", encoding="utf-8") as stream:
             stream.write(loop_json(result))
+    print_loop_report(result)
 
 
 def _underscored(choice: Enum | None) -> str:

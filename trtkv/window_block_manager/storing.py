@@ -9,7 +9,7 @@ from trtkv.block_key import (
     HashLink,
     PackedKey,
     build_block_keys,
-    build_block_keys_of,
+    build_encoder_keys,
     num_key_tokens,
     resolve_hash,
 )
@@ -275,7 +275,7 @@ class BlockStorer:
     def _keys(self, sequence: GenerationRequest, request: LlmRequest, allow_partial: bool) -> list[PackedKey]:
         """Keys under which what is computed of a sequence may be stored.
 
-        A cross cache holds encoder states, so its keys are those of the encoder tokens; of several beams only the
+        A cross cache holds encoder states, so its keys are those of the encoder input; of several beams only the
         prompt is common. (Recorded: always the tokens of beam 0.)
         """
         settings = self._settings
@@ -285,7 +285,7 @@ class BlockStorer:
                 tokens = request.encoder_tokens
                 if tokens is None or not usable:
                     return []
-                return build_block_keys_of(request, tokens, settings.tokens_per_block, len(tokens), allow_partial)
+                return build_encoder_keys(request, tokens, settings.tokens_per_block, len(tokens), allow_partial)
             usable = min(usable, sequence.num_tokens)
             if sequence.beam_width > 1:
                 usable = min(usable, request.prompt_len)
