@@ -83,10 +83,10 @@ def groups(arguments: argparse.Namespace) -> list[Group]:
     few = {"case": "trace", "requests": max(1, min(n, 150))}
     pools = [{**few, "capacity_tokens": capacity} for capacity in (3_000_000, 30_000_000, 300_000_000)]
     trees = [{"case": "tree_size", "size": arguments.scale // step} for step in (100, 10, 1)]
-    children = [{"size": count, "capacity_tokens": 30_000_000} for count in (10, arguments.scale // 2)]
+    children = [{"case": "siblings", "size": count} for count in (10, arguments.scale // 2)]
+    same_start = [{"case": "siblings_after_bos", "size": count} for count in (10, arguments.scale // 100)]
     lengths = [{"case": "new_prompt", "size": length} for length in (size // 32, size // 4, size, size * 4)]
     millions = ("3M pool", "30M pool", "300M pool")
-    counts = [f"{entry['size']:,}" for entry in children]
     memory = {"case": "memory", "capacity_tokens": arguments.scale * 320, "size": arguments.scale * 10}
     return [
         Group("trace-30M", f"trace, first {n:,}, pool 30M tokens", everyone, [trace]),
@@ -96,20 +96,8 @@ def groups(arguments: argparse.Namespace) -> list[Group]:
         Group("decode", "decode step of 256 sequences", everyone, [{"case": "decode_step", "size": 256, "live": 256}]),
         Group("pool", "trace without eviction", OURS, pools, labels=millions),
         Group("tree", "8,192 cached tokens beside other blocks", OURS, trees, labels=_labels(trees)),
-        Group(
-            "siblings",
-            "new prompt, children of the root",
-            OURS,
-            [{"case": "siblings", **entry} for entry in children],
-            labels=counts,
-        ),
-        Group(
-            "siblings-bos",
-            "the same, one first token for all",
-            OURS,
-            [{"case": "siblings_after_bos", **entry} for entry in children],
-            labels=counts,
-        ),
+        Group("siblings", "new prompt, children of the root", OURS, children, labels=_labels(children)),
+        Group("siblings-bos", "the same, one first token for all", OURS, same_start, labels=_labels(same_start)),
         Group("length", "new prompt, by tokens", OURS, lengths, labels=_labels(lengths)),
         Group("events", f"trace, first {few['requests']}, events", (LAZY, *EVENTS), [few]),
         Group("hash", "chain hash of 12,288 tokens", EVENTS, [{"case": "event_hash", "size": 12_288}]),

@@ -224,9 +224,8 @@ def _siblings(spec: Spec, make: MakeSystem, clock: Clock, first_token: int | Non
             tokens[0] = first_token
         return tokens
 
-    for number in range(spec.size):
-        _add_and_free(system, number, system.prepare(prompt(number, width + 1)), clock, _Split())
-    _add_and_free(system, spec.size, system.prepare(prompt(2 * spec.size, 4 * width)), clock, _Split())
+    for number in range(spec.size):  # two blocks each: a lone one would be taken over by the next prompt
+        _add_and_free(system, number, system.prepare(prompt(number, 2 * width + 1)), clock, _Split())
     first = 2 * spec.size + 1
     return _operations(system, lambda number: prompt(first + number, 4 * width), clock, spec.operations)[0]
 
