@@ -67,7 +67,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ),
     ("one window", ("window_block_manager.*",)),
     ("all windows", ("block_manager",)),
-    ("the manager", ("kv_cache_manager",)),
+    ("the manager", ("block_budget", "kv_cache_manager")),
     (
         "around a manager",
         ("invariants", "page_tables", "kv_cache_event_consumer", "attention_dp_gather", "exporters.*", "nano.*"),

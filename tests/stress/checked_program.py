@@ -158,7 +158,8 @@ class RandomProgram:
             changes = find_changes(before, take_snapshot(self.manager, requests.values(), self.events))
             if len(self.memory.copies) != num_copies:
                 changes.append("transfers were issued")
-            assert not changes, f"{name} raised {error!r} and changed " + "; ".join(changes)
+            if changes:
+                raise AssertionError(f"{name} raised {error!r} and changed " + "; ".join(changes)) from error
             raise
 
     def try_call(self, name: str, *args: Any) -> bool:

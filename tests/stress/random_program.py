@@ -17,6 +17,7 @@ from trtkv.llm_request import LlmRequestState, MultimodalInput
 from trtkv.retention_config import KvCacheRetentionConfig, TokenRangeRetentionConfig
 
 MAX_SEQUENCE_LENGTH = 40
+MAX_REWIND = 5
 
 
 class Shape(NamedTuple):
@@ -87,8 +88,10 @@ class RandomProgram:
             clock=self.clock,
             compatibility=compatibility,
         )
+        self.manager.set_spec_decoding_budget(0, MAX_REWIND)  # sliding windows keep what a rewind needs
         self.windows = windows
         self.requests: dict[int, LlmRequest] = {}
+        self.longest: dict[int, int] = {}
         self.pinned: list[int] = []
         self.rewound: set[int] = set()
         self.prompts: list[list[int]] = []
@@ -202,6 +205,7 @@ class RandomProgram:
             return
         self.manager.add_token(request.request_id)
         request.add_new_tokens([[self.rng.randint(0, 2)] for _ in range(request.beam_width)])
+        self.longest[request.request_id] = max(self.longest.get(request.request_id, 0), request.get_num_tokens(0))
         if self.memory is not None:
             self.memory.write(self.manager, request, request.get_num_tokens(0) - 1, request.get_num_tokens(0))
         with contextlib.suppress(TrtkvError):
@@ -235,8 +239,9 @@ class RandomProgram:
         if request is None:
             return
         generated = request.get_tokens(0)[request.prompt_len :]
-        num_tokens = self.rng.randint(1, 5)
-        if num_tokens <= len(generated):
+        num_tokens = self.rng.randint(1, MAX_REWIND)
+        kept = request.get_num_tokens(0) - num_tokens
+        if num_tokens <= len(generated) and self.longest[request.request_id] - kept <= MAX_REWIND:
             self.manager.rewind_kv_cache(request.request_id, num_tokens)
             self.rewound.add(request.request_id)
             request.set_generated_tokens([generated[: len(generated) - num_tokens]])

@@ -1,0 +1,123 @@
+"""Corner cases of storing that random programs reach too seldom."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.stress.manager_tree import read_trees
+from trtkv import KVCacheManager, LlmRequest
+from trtkv.invariants import find_violations
+from trtkv.llm_request import LlmRequestState
+
+
+def make_manager(window: int, num_blocks: int = 16, *, compatibility: bool = False) -> KVCacheManager:
+    return KVCacheManager(
+        [1], 4, 4, {window: (num_blocks, 0)}, 8, 1, [window], max_sequence_length=64, compatibility=compatibility
+    )
+
+
+def add(manager: KVCacheManager, *requests: LlmRequest) -> None:
+    manager.add_sequence_batch([(r.request_id, r.prompt_len, 1) for r in requests], requests)
+    for request in requests:
+        request.set_context_current_position(request.prompt_len)
+        request.set_state(LlmRequestState.GENERATION_IN_PROGRESS)
+
+
+def test_pinned_blocks_are_those_in_the_tree_when_a_chain_branches_off() -> None:
+    """Two requests compute the same first block; the second one pins, and has to pin the one that is cached."""
+    manager = make_manager(64)
+    start = [1, 2, 3, 4]
+    first, second = LlmRequest(1, [*start, 5, 6, 7, 8, 9], 4), LlmRequest(2, [*start, 6, 6, 6, 6, 9], 4)
+    add(manager, first, second)
+    manager.store_context_blocks(first)
+    pinned = manager.store_blocks_for_reuse(2, second, pin_blocks=True)
+    (shared,), (_, own, _) = manager.get_cache_block_ids(1, 64)[0][:1], manager.get_cache_block_ids(2, 64)[0]
+    assert pinned == [shared, own]
+    assert find_violations(manager) == []
+
+
+def test_nothing_is_left_of_a_chain_that_has_left_the_window_altogether() -> None:
+    """With windows smaller than a block no full block may be held any more when they are stored."""
+    manager = make_manager(2)
+    request = LlmRequest(1, [1, 2, 3, 4], 8)
+    add(manager, request)
+    for token in (5, 6):
+        manager.add_token(1)
+        request.add_new_token(token)
+    manager.store_context_blocks(request)
+    assert not manager.block_manager.lookup_tree.root.has_children
+    assert read_trees(manager) == {2: {}}
+    assert find_violations(manager) == []
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        LlmRequestState.CONTEXT_INIT,
+        LlmRequestState.DISAGG_GENERATION_INIT,
+        LlmRequestState.DISAGG_GENERATION_TRANS_IN_PROGRESS,
+    ],
+)
+def test_nothing_is_stored_of_a_prompt_that_nobody_has_computed(state: LlmRequestState) -> None:
+    manager = make_manager(64)
+    request = LlmRequest(1, range(9), 4)
+    manager.add_sequence_batch([(1, 9, 1)], [request])
+    request.set_state(state)
+    manager.store_context_blocks(request)
+    manager.store_new_block(request)
+    manager.store_blocks_for_reuse(1, request)
+    manager.remove_sequence(1, request)
+    assert read_trees(manager) == {64: {}}
+    assert manager.num_free_blocks == 16
+
+
+def test_only_the_computed_part_of_a_prompt_is_stored() -> None:
+    manager = make_manager(64)
+    request = LlmRequest(1, range(20), 4)
+    manager.add_sequence_batch([(1, 20, 1)], [request])
+    request.set_context_chunk_size(8)
+    request.move_to_next_context_chunk()
+    manager.remove_sequence(1, request)
+    assert manager.probe_prefix_match_length(LlmRequest(2, range(20), 4)) == 7  # the last computed one is left out
+
+
+def test_recorded_behaviour_stores_what_was_never_computed() -> None:
+    """Why this differs from the recordings: another request would find a prompt that holds nothing."""
+    manager = make_manager(64, compatibility=True)
+    request = LlmRequest(1, range(9), 4)
+    manager.add_sequence_batch([(1, 9, 1)], [request])
+    manager.remove_sequence(1, request)
+    assert manager.probe_prefix_match_length(LlmRequest(2, range(9), 4)) == 8
+
+
+def test_block_that_is_cut_inside_its_cached_tokens_leaves_the_tree() -> None:
+    """A partly filled block is cached under six tokens; after a rewind to five the sixth may become another."""
+    manager = make_manager(64)
+    request = LlmRequest(1, [1, 2, 3, 4], 8)
+    add(manager, request)
+    for token in (5, 6, 7):
+        manager.add_token(1)
+        request.add_new_token(token)
+    manager.store_blocks_for_reuse(1, request)
+    assert len(read_trees(manager)[64]) == 2
+    manager.rewind_kv_cache(1, 2)
+    assert len(read_trees(manager)[64]) == 1
+    assert manager.probe_prefix_match_length(LlmRequest(2, [1, 2, 3, 4, 5, 6, 9], 4)) == 4
+
+
+def test_hash_of_a_block_does_not_depend_on_what_the_window_still_holds() -> None:
+    """Equal chains have equal hashes, whether blocks above have been evicted or have left the window."""
+    manager = make_manager(8)
+    request = LlmRequest(1, range(8), 30)
+    add(manager, request)
+    for token in range(8, 21):
+        manager.add_token(1)
+        request.add_new_token(token)
+    manager.remove_sequence(1, request)
+    slid = set(read_trees(manager)[8])
+    other = make_manager(64)
+    whole = LlmRequest(1, range(21), 4)
+    add(other, whole)
+    other.remove_sequence(1, whole)
+    assert slid
+    assert slid < set(read_trees(other)[64])
