@@ -24,7 +24,9 @@ def test_readme_shows_the_measured_output_of_the_demo(tmp_path: Path) -> None:
         *map(" ".join, zip(options[::2], options[1::2], strict=True)),
     ):
         assert option in " ".join(demo.split()), f"the demo no longer uses {option}; change this test with it"
-    run_program(tmp_path, "trace", "generate", *"--kind chat --requests 300 --seed 1 --output chat.jsonl".split())
+    run_program(
+        tmp_path, "trace", "generate", *["--kind", "chat", "--requests", "300", "--seed", "1", "--output", "chat.jsonl"]
+    )
     shown = run_program(tmp_path, "replay", "chat.jsonl", "--format", "mooncake", *options)
     lines = "\n".join(line.rstrip() for line in shown.rstrip().splitlines())
     assert f"```text\n{lines}\n```" in (ROOT / "README.md").read_text(encoding="utf-8")
