@@ -121,8 +121,11 @@ class KVCacheManager:
     ) -> None:
         if sink_token_length:
             raise ConfigurationError(f"sink_token_length is {sink_token_length}; sink tokens are not supported, give 0")
-        if max_beam_width < 1:
-            raise ConfigurationError(f"max_beam_width is {max_beam_width}; give at least 1")
+        _check_at_least_one(
+            max_beam_width=max_beam_width,
+            max_num_sequences=max_num_sequences,
+            chunk_size=1 if chunk_size is None else chunk_size,
+        )
         indexer = IndexerKCacheSettings(
             indexer_k_cache_quant_block_size, indexer_k_cache_index_head_dim, indexer_k_cache_use_fp4
         )
@@ -184,6 +187,10 @@ class KVCacheManager:
         self._max_num_tokens = self.max_blocks_per_seq * tokens_per_block  # that block tables have columns for
         self._lock = threading.RLock()
         manager = self._block_manager
+        self._num_table_values = max(
+            pool.num_primary_blocks * pool.kv_factor * (1 if pool.layer_first_layout else pool.num_layers)
+            for pool in manager.pools
+        )
         self._pool_tensors = PoolTensors(
             manager.pools,
             [(manager.get_layer_pool_idx(i), manager.get_pool_layer_idx(i)) for i in range(manager.num_layers)],
@@ -948,6 +955,11 @@ class KVCacheManager:
         return longest
 
     def _check_offset_table(self, table: Any, first_row: int, sequence: GenerationRequest) -> None:
+        if self._num_table_values > MAX_INT32:
+            raise InvalidInputError(
+                f"a pool has {self._num_table_values} K and V blocks, entries of 32 bits cannot tell them apart; "
+                "use fewer blocks or layers per pool"
+            )
         width = max(len(ids) for window, _ in self._windows for ids in sequence.get_cache_block_ids(window))
         needed = [self.num_pools, first_row + sequence.beam_width, 2, width]
         shape = list(table.shape)
@@ -1074,6 +1086,12 @@ class KVCacheManager:
         capacity_estimation.calculate_cache_size_per_token_for_single_window_size
     )
     calculate_window_size_to_share = staticmethod(capacity_estimation.calculate_window_size_to_share)
+
+
+def _check_at_least_one(**counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise ConfigurationError(f"{name} is {count}; give at least 1")
 
 
 def _check_same_request(request_id: RequestId, llm_request: LlmRequest) -> None:
