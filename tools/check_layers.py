@@ -67,8 +67,11 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ),
     ("one window", ("window_block_manager.*",)),
     ("all windows", ("block_manager",)),
-    ("the manager", ("kv_cache_manager",)),
-    ("around a manager", ("invariants", "kv_cache_event_consumer", "attention_dp_gather", "exporters.*", "nano.*")),
+    ("the manager", ("block_budget", "kv_cache_manager")),
+    (
+        "around a manager",
+        ("invariants", "page_tables", "kv_cache_event_consumer", "attention_dp_gather", "exporters.*", "nano.*"),
+    ),
     ("users of a manager", ("scheduler.*", "resource_manager.*", "executor.*", "sizing.*")),
     ("traces", ("replay.*", "verify.*")),
     ("comparisons", ("compare.*",)),

@@ -12,11 +12,12 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from hashlib import sha256
 from importlib.util import find_spec
 from typing import Final, NamedTuple, TypeAlias, TypeVar, cast
 
 from trtkv.errors import InvalidInputError, check
-from trtkv.llm_request import LlmRequest, MultimodalInput
+from trtkv.llm_request import LlmRequest, MultimodalInput, to_extra_id_array, to_token_array
 
 _MASK64: Final = (1 << 64) - 1
 _MASK32: Final = (1 << 32) - 1
@@ -112,8 +113,8 @@ class BlockKey:
     @property
     def packed(self) -> PackedKey:
         """The form kept in the tree."""
-        extra = None if self.extra_ids is None else array("Q", self.extra_ids).tobytes()
-        tokens = array("i", self.tokens).tobytes()
+        extra = None if self.extra_ids is None else to_extra_id_array(self.extra_ids).tobytes()
+        tokens = to_token_array(self.tokens).tobytes()
         return _pack(tokens, extra, self.lora_task_id, self.cache_salt, self.extra_keys)
 
     @classmethod
@@ -334,6 +335,20 @@ def build_block_keys_of(
     ]
 
 
+def build_encoder_keys(
+    request: LlmRequest, tokens: array[int], tokens_per_block: int, usable_size: int, allow_partial: bool
+) -> list[PackedKey]:
+    """Packed keys of encoder tokens; equal only for equal whole inputs.
+
+    An encoder looks both ways, so its states depend on all tokens: a common beginning is not enough to share blocks.
+    The digest of the whole input therefore stands in every key, together with the request's salt.
+    """
+    keys = build_block_keys_of(request, tokens, tokens_per_block, usable_size, allow_partial)
+    salt = f"{request.cache_salt!r} of encoder input {sha256(tokens.tobytes()).hexdigest()}"
+    packed = (key if isinstance(key, tuple) else (key, None, None, None, ()) for key in keys)
+    return [_pack(data, extra_ids, lora, salt, extra_keys) for data, extra_ids, lora, _, extra_keys in packed]
+
+
 def make_empty_key(request: LlmRequest, position: int) -> PackedKey:
     """Key without tokens, for a last block whose only token is the one never looked up."""
     return _make_key(request, array("i"), position, position)
@@ -390,6 +405,26 @@ def generate_block_hash_extra_keys(mm: MultimodalInput, start_token_idx: int, en
         for item, (position, length) in enumerate(zip(positions, lengths, strict=True))
         if length > 0 and end_token_idx > position and start_token_idx < position + length
     ]
+
+
+def check_multimodal_input(mm: MultimodalInput) -> None:
+    """Raise InvalidInputError unless every item has a place, so that its content becomes part of some key.
+
+    The reference drops the keys of items without one, and then takes prompts with different images for the same.
+    """
+    for words in mm.hashes:
+        _hash_bytes(words)
+        if any(not -(2**31) <= word <= _MASK32 for word in words):
+            raise InvalidInputError(
+                f"a multimodal hash has words beyond 32 bits: {list(words)}; give 8 words of 32 bits"
+            )
+    if mm.hashes and not _has_valid_runs(mm):
+        counts = [None if values is None else len(values) for values in (mm.positions, mm.lengths)]
+        if counts != [len(mm.hashes)] * 2:
+            raise InvalidInputError(
+                f"{len(mm.hashes)} multimodal items have {counts[0]} positions and {counts[1]} lengths; "
+                "give one of each per item"
+            )
 
 
 def _has_valid_runs(mm: MultimodalInput) -> bool:

@@ -148,6 +148,8 @@ class BlockManager:
             ) from None
         if num_primary <= 0:
             raise ConfigurationError(f"window {window_size} has {num_primary} primary blocks; give it at least 1")
+        if num_secondary < 0:
+            raise ConfigurationError(f"window {window_size} has {num_secondary} secondary blocks; give 0 or more")
         return num_primary, num_secondary
 
     def _num_placeholders(self, linear: LinearAttentionMetadata) -> int:
@@ -515,9 +517,21 @@ def _check_settings(settings: CacheSettings) -> None:
     linear = settings.linear_attention_metadata
     if settings.tokens_per_block < 1:
         raise ConfigurationError(f"tokens_per_block is {settings.tokens_per_block}; give at least 1")
+    if settings.max_sequence_length < 1:
+        raise ConfigurationError(f"max_sequence_length is {settings.max_sequence_length}; give at least 1 token")
+    if not settings.num_kv_heads_per_layer:
+        raise ConfigurationError("num_kv_heads_per_layer is empty; give one entry per layer")
+    for window_size in settings.max_attention_window_vec:
+        if window_size < 1 and window_size != RECURRENT_STATES:
+            raise ConfigurationError(f"attention window is {window_size} tokens; give at least 1")
     if linear is not None:
         if settings.enable_partial_reuse:
             raise ConfigurationError("recurrent states cannot be reused in part; set enable_partial_reuse=False")
+        if linear.states_snapshot_interval < 0 or (linear.num_placeholder_blocks or 0) < 0:
+            raise ConfigurationError(
+                f"states_snapshot_interval {linear.states_snapshot_interval} or num_placeholder_blocks "
+                f"{linear.num_placeholder_blocks} is negative; give 0 or more"
+            )
         if linear.states_snapshot_interval % settings.tokens_per_block:
             raise ConfigurationError(
                 f"states_snapshot_interval {linear.states_snapshot_interval} is no multiple of "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 
 def compile_token_mixer() -> Callable[[bytes, int], int]:
@@ -13,8 +14,7 @@ def compile_token_mixer() -> Callable[[bytes, int], int]:
     import numpy as np
     from numba import njit, types, uint32, uint64
 
-    @njit(uint64(types.Array(uint32, 1, "C", readonly=True), uint64))  # type: ignore[untyped-decorator]
-    def mix(tokens: np.ndarray, seed: int) -> int:  # type: ignore[type-arg]
+    def mix(tokens: Any, seed: Any) -> Any:
         factor, golden = uint32(0x45D9F3B), uint32(0x9E3779B9)
         for token in tokens:
             value = uint32((token >> uint32(16)) ^ token) * factor
@@ -23,9 +23,10 @@ def compile_token_mixer() -> Callable[[bytes, int], int]:
             seed ^= uint64(uint32(value + golden)) + (seed << uint64(6)) + (seed >> uint64(2))
         return seed
 
+    compiled: Any = njit(uint64(types.Array(uint32, 1, "C", readonly=True), uint64))(mix)
     from_buffer, token_type, word = np.frombuffer, np.dtype(np.uint32), np.uint64
 
     def mix_tokens(tokens: bytes, seed: int) -> int:
-        return int(mix(from_buffer(tokens, token_type), word(seed)))
+        return int(compiled(from_buffer(tokens, token_type), word(seed)))
 
     return mix_tokens

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from trtkv.block_key import BlockKey, PackedKey, build_block_keys_of, hash_block_key, num_key_tokens
+from trtkv.block_key import BlockKey, PackedKey, build_block_keys_of, build_encoder_keys, hash_block_key, num_key_tokens
 from trtkv.common import (
     PLACEHOLDER_BLOCK_ID,
     PLACEHOLDER_LEVEL,
@@ -27,6 +27,7 @@ from trtkv.errors import check
 from trtkv.eviction_policy import FreshBlocks, get_cache_level
 from trtkv.generation_request import GenerationRequest, SequenceWindow
 from trtkv.kv_cache_block import KVCacheBlock
+from trtkv.kv_cache_index import NULL_INDEX
 from trtkv.kv_cache_manager import KVCacheManager
 from trtkv.llm_request import LlmRequest
 from trtkv.radix_block_tree import LookupNodePtr
@@ -64,7 +65,7 @@ def find_violations(
 
     ``requests``: tokens of live sequences by id; only those named here are compared with the tree (rule 23).
     ``pins``: what the caller knows to be pinned; without it the manager's own record counts.
-    ``rewound``: sequences that were shortened; their sliding windows may have lost more than rule 16 allows.
+    ``rewound``: sequences cut by more tokens than the manager was told to reckon with (rule 16).
     """
     tree = _Tree(manager)
     found = list(tree.find_violations())
@@ -244,7 +245,9 @@ class _Window:
             if sequence is None:
                 continue
             yield from self._check_entries(sequence, record)
-            yield from self._check_extent(sequence, record, request_id in rewound)
+            yield from self._check_extent(sequence, record)
+            if request_id not in rewound:
+                yield from self._check_reach(sequence, record)
             yield from self._check_table(sequence, record)
             if request_id in requests:
                 yield from self._check_tokens(record, sequence, requests[request_id])
@@ -287,8 +290,8 @@ class _Window:
             for slot in sorted((found - expected) | (expected - found)):
                 yield f"2: slot {slot} of level {level} is behind {found[slot]} blocks, not {expected[slot]}"
         for block in self._fresh(PLACEHOLDER_LEVEL).blocks:
-            if table_slot(block) != -1:
-                yield f"2: placeholder {block.block_id} has slot {table_slot(block)}"
+            if block.memory_pool_block_index != NULL_INDEX:
+                yield f"2: placeholder {block.block_id} has slot {block.memory_pool_block_index}"
 
     def _check_references(self) -> Iterator[str]:
         """Rules 3 and 19."""
@@ -347,14 +350,8 @@ class _Window:
                 yield f"6: level {level} has {num_free} free and {num_held} held of {self._num_blocks(level)} blocks"
 
     def _check_order(self) -> Iterator[str]:
-        """Rule 22: the next victim is found in the lowest queue that has one."""
-        for level in _LEVELS:
-            queues = [
-                (priority, ids) for queue_level, priority, ids in self._policy.free_queues() if queue_level == level
-            ]
-            if not queues:
-                continue
-            priority, ids = min(queues)
+        """Rule 22."""
+        for level, priority, ids in self._policy.free_queues():
             if not self._policy._used_priorities[level] >> priority & 1:
                 yield f"22: level {level} does not look for victims at priority {priority}, where {ids[0]} stands"
 
@@ -427,22 +424,26 @@ class _Window:
             if not block.is_placeholder and not block.is_primary:
                 yield f"17: {name} holds block {block.block_id}, which lies in the secondary pool"
 
-    def _check_extent(self, sequence: GenerationRequest, record: SequenceWindow, is_rewound: bool) -> Iterator[str]:
-        """Rules 15 and 16."""
+    def _check_extent(self, sequence: GenerationRequest, record: SequenceWindow) -> Iterator[str]:
+        """Rule 15."""
         settings, num_tokens = self._settings, sequence.num_tokens
         limit = self._manager.window_sizes_metadata[settings.window_size].max_token_num
         num_blocks = len(record.held) // sequence.beam_width
         expected = ceil_div(num_tokens, settings.tokens_per_block)
-        is_exempt = settings.compatibility and (num_tokens > limit or is_rewound)
-        if num_blocks != expected and not is_exempt:
+        is_odd = settings.window_size % settings.tokens_per_block
+        if num_blocks != expected and not (settings.compatibility and (num_tokens > limit or is_odd)):
             yield f"15: sequence {sequence.request_id} of {num_tokens} tokens has {num_blocks} blocks, not {expected}"
-        if not settings.is_swa or is_rewound:
+
+    def _check_reach(self, sequence: GenerationRequest, record: SequenceWindow) -> Iterator[str]:
+        """Rule 16."""
+        if not self._settings.is_swa or self._settings.compatibility:
             return
-        first_held = record.num_front_blocks_removed * settings.tokens_per_block
-        if first_held > max(0, num_tokens - settings.window_size):
+        holes = [i // sequence.beam_width for i, b in enumerate(record.held) if b.block_id == PLACEHOLDER_BLOCK_ID]
+        num_lost = (holes[-1] + 1) * self._settings.tokens_per_block if holes else 0
+        if num_lost > max(0, sequence.num_tokens + 1 - self._settings.window_size):
             yield (
-                f"16: sequence {sequence.request_id} of {num_tokens} tokens has lost its first {first_held}, "
-                f"{settings.window_size} belong to the window"
+                f"16: sequence {sequence.request_id} of {sequence.num_tokens} tokens has no block at position "
+                f"{holes[-1]}, which the next token attends to"
             )
 
     def _check_table(self, sequence: GenerationRequest, record: SequenceWindow) -> Iterator[str]:
@@ -502,6 +503,7 @@ class _SequenceKeys:
         self._request = request
         self._tokens_per_block = manager.tokens_per_block
         is_cross = manager.cache_type is CacheType.CROSS and not manager.compatibility
+        self._build_keys = build_encoder_keys if is_cross else build_block_keys_of
         self._tokens = [
             (request.encoder_tokens or array("i"))
             if is_cross
@@ -516,4 +518,4 @@ class _SequenceKeys:
         length = block_idx * self._tokens_per_block + num_last
         if len(path) != block_idx + 1 or not num_last or length > len(tokens):
             return False
-        return list(path) == build_block_keys_of(self._request, tokens, self._tokens_per_block, length, True)
+        return list(path) == self._build_keys(self._request, tokens, self._tokens_per_block, length, True)

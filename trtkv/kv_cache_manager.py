@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trtkv import capacity_estimation
-from trtkv.block_key import BlockKey, PackedKey, build_block_keys, build_block_keys_of, hash_block_key
+from trtkv.block_budget import BlockBudget
+from trtkv.block_key import (
+    BlockKey,
+    PackedKey,
+    build_block_keys,
+    build_block_keys_of,
+    build_encoder_keys,
+    check_multimodal_input,
+    hash_block_key,
+)
 from trtkv.block_listener import BlockListener
 from trtkv.block_manager import BlockManager, CacheSettings
 from trtkv.common import (
     MAX_INT32,
-    RECURRENT_STATES,
     BlockId,
     CacheType,
     DataType,
@@ -21,8 +30,6 @@ from trtkv.common import (
     RequestId,
     TokenId,
     WindowSize,
-    ceil_div,
-    trunc_div,
 )
 from trtkv.copy_engine import CopyEngine, NullCopyEngine
 from trtkv.errors import ConfigurationError, InvalidInputError, UnknownIdError
@@ -114,6 +121,8 @@ class KVCacheManager:
     ) -> None:
         if sink_token_length:
             raise ConfigurationError(f"sink_token_length is {sink_token_length}; sink tokens are not supported, give 0")
+        if max_beam_width < 1:
+            raise ConfigurationError(f"max_beam_width is {max_beam_width}; give at least 1")
         indexer = IndexerKCacheSettings(
             indexer_k_cache_quant_block_size, indexer_k_cache_index_head_dim, indexer_k_cache_use_fp4
         )
@@ -154,9 +163,16 @@ class KVCacheManager:
         self._event_manager = event_manager
         self._connector_manager = kv_cache_connector_manager
         self._compatibility = compatibility
-        self._num_extra_kv_tokens = 0
-        self._draft_token_reserve = 0
         self._sequences: dict[RequestId, GenerationRequest] = {}
+        self._budget = BlockBudget(
+            self._block_manager,
+            self._sequences,
+            self.analyze_prefix_reuse,
+            chunk_size=self._chunk_size,
+            max_beam_width=max_beam_width,
+            enable_block_reuse=enable_block_reuse,
+            compatibility=compatibility,
+        )
         self._windows: list[tuple[WindowSize, WindowBlockManager]] = list(
             self._block_manager.window_block_managers.items()
         )
@@ -165,6 +181,7 @@ class KVCacheManager:
         self._has_swa = any(manager.is_swa for _, manager in self._windows)
         self._growth_phases = frozenset(range(tokens_per_block) if self._has_swa else (1 % tokens_per_block,))
         self._has_recurrent = any(manager.is_recurrent_state for _, manager in self._windows)
+        self._max_num_tokens = self.max_blocks_per_seq * tokens_per_block  # that block tables have columns for
         self._lock = threading.RLock()
         manager = self._block_manager
         self._pool_tensors = PoolTensors(
@@ -331,12 +348,12 @@ class KVCacheManager:
     @property
     def num_extra_kv_tokens(self) -> int:
         """Slots that budgets add behind every prompt."""
-        return self._num_extra_kv_tokens
+        return self._budget.num_extra_kv_tokens
 
     @property
     def draft_token_reserve(self) -> int:
         """Drafts that budgets reckon with at least, and by which a sliding window can be rewound."""
-        return self._draft_token_reserve
+        return self._budget.draft_token_reserve
 
     # -- admission ------------------------------------------------------------------------------------
 
@@ -353,7 +370,9 @@ class KVCacheManager:
         if not request_infos:
             return
         with self._lock:
-            plans = None if self._compatibility else self._plan_batch(request_infos, llm_requests)
+            plans, lengths = None, None
+            if not self._compatibility:
+                plans, lengths = self._plan_batch(request_infos, llm_requests)
             sequences = [
                 self._create_sequence(info, request) for info, request in zip(request_infos, llm_requests, strict=True)
             ]
@@ -367,8 +386,8 @@ class KVCacheManager:
                 stats = manager.add_sequence_batch(sequences, claims, self._enable_block_reuse)
                 for total, entry in zip(totals, stats, strict=True):
                     total.append(entry)
-            for request, total in zip(llm_requests, totals, strict=True):
-                self._finish_admission(request, total)
+            for index, (request, total) in enumerate(zip(llm_requests, totals, strict=True)):
+                self._finish_admission(request, total, None if lengths is None else lengths[index])
 
     def add_sequence(self, request_info: RequestInfo, llm_request: LlmRequest) -> None:
         """Admit one sequence; see ``add_sequence_batch``."""
@@ -408,28 +427,41 @@ class KVCacheManager:
 
     def _plan_batch(
         self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
-    ) -> list[list[ClaimResult]]:
-        """Plan all windows, widest first, and raise whatever would go wrong. Changes nothing."""
+    ) -> tuple[list[list[ClaimResult]], list[int]]:
+        """Plan all windows, widest first, and raise whatever would go wrong. Changes nothing.
+
+        Returns the claims by window and the length found for each request, a connector's tokens included.
+        """
+        self._check_batch(request_infos, llm_requests)
+        plans, lengths = self._find_cached(request_infos, llm_requests)
+        for (_, manager), claims in zip(reversed(self._windows), plans, strict=True):
+            manager.check_room(claims, self._enable_block_reuse)
+        if self._writes_prepopulated:
+            for index, request in enumerate(llm_requests):
+                lengths[index] += self._num_connector_tokens(request, lengths[index])
+                request.check_prepopulated_prompt_len(lengths[index], self._tokens_per_block)
+        return plans, lengths
+
+    def _check_batch(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> None:
         seen: set[RequestId] = set()
-        for request_id, input_length, beam_width in request_infos:
+        for (request_id, input_length, beam_width), request in zip(request_infos, llm_requests, strict=True):
             self._check_new(request_id)
             if request_id in seen:
                 raise InvalidInputError(f"request {request_id} appears twice in the batch; give each id once")
             seen.add(request_id)
+            _check_same_request(request_id, request)
             if input_length < 1 or not 1 <= beam_width <= self._max_beam_width:
                 raise InvalidInputError(
                     f"request {request_id} has input length {input_length} and {beam_width} beams; "
                     f"give at least 1 token and 1 to {self._max_beam_width} beams"
                 )
-        plans, limits = self._find_cached(request_infos, llm_requests)
-        for (_, manager), claims in zip(reversed(self._windows), plans, strict=True):
-            manager.check_room(claims, self._enable_block_reuse)
-        if self._writes_prepopulated:
-            for request, length in zip(llm_requests, limits, strict=True):
-                request.check_prepopulated_prompt_len(
-                    length + self._num_connector_tokens(request, length), self._tokens_per_block
+            if input_length > self._max_num_tokens:
+                raise InvalidInputError(
+                    f"request {request_id} has input length {input_length}, block tables hold {self._max_num_tokens} "
+                    "tokens; cut it or raise max_sequence_length"
                 )
-        return plans
+            if request.multimodal_input is not None and self._enable_block_reuse:
+                check_multimodal_input(request.multimodal_input)
 
     def _find_cached(
         self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
@@ -491,10 +523,11 @@ class KVCacheManager:
             return 0
         return self._connector_manager.get_num_new_matched_tokens(request, num_computed_tokens)
 
-    def _finish_admission(self, request: LlmRequest, stats: Sequence[BatchSeqStats]) -> None:
+    def _finish_admission(self, request: LlmRequest, stats: Sequence[BatchSeqStats], length: int | None) -> None:
         if self._writes_prepopulated:
-            length = min(entry.prepopulated_len for entry in stats)
-            length += self._num_connector_tokens(request, length)
+            if length is None:
+                length = min(entry.prepopulated_len for entry in stats)
+                length += self._num_connector_tokens(request, length)
             request.set_prepopulated_prompt_len(length, self._tokens_per_block)
         if self._enable_block_reuse:
             request.set_estimated_reusable_tokens(0)
@@ -546,6 +579,11 @@ class KVCacheManager:
     def _grow(self, sequence: GenerationRequest) -> None:
         """One more token where a window may take or let go of a block."""
         if not self._compatibility:
+            if sequence.num_tokens >= self._max_num_tokens:
+                raise InvalidInputError(
+                    f"request {sequence.request_id} has {sequence.num_tokens} tokens, as many as block tables hold; "
+                    "end it or raise max_sequence_length"
+                )
             for _, manager in self._windows:
                 manager.check_can_add_token(sequence)
         sequence.num_tokens += 1
@@ -564,7 +602,7 @@ class KVCacheManager:
                 self._check_can_rewind(sequence, rewind_lengths)
             for _ in range(rewind_lengths):
                 self._remove_token(sequence)
-            if not self._compatibility and self._enable_block_reuse and rewind_lengths:
+            if not self._compatibility and rewind_lengths:
                 for _, manager in self._windows:
                     manager.sequences.detach_rewound_block(sequence)
 
@@ -603,9 +641,13 @@ class KVCacheManager:
         ``pin_on_release`` keeps the reference's signature and has no effect, as there. C++: removeSequence.
         """
         with self._lock:
-            sequence = self._sequences.pop(request_id, None)
-            if sequence is not None:
-                self._block_manager.release_blocks(sequence, llm_request if self._enable_block_reuse else None)
+            sequence = self._sequences.get(request_id)
+            if sequence is None:
+                return
+            if llm_request is not None and not self._compatibility:
+                _check_same_request(request_id, llm_request)
+            self._block_manager.release_blocks(sequence, llm_request if self._enable_block_reuse else None)
+            del self._sequences[request_id]
 
     # -- storing, pins, truncation ------------------------------------------------------------------------
 
@@ -631,7 +673,10 @@ class KVCacheManager:
     ) -> list[BlockId]:
         """Store everything computed so far; returns the ids pinned in the widest window. C++: storeBlocksForReuse."""
         with self._lock:
-            return self._block_manager.store_blocks_for_reuse(self.get_sequence(request_id), llm_request, pin_blocks)
+            sequence = self.get_sequence(request_id)
+            if not self._compatibility:
+                _check_same_request(request_id, llm_request)
+            return self._block_manager.store_blocks_for_reuse(sequence, llm_request, pin_blocks)
 
     def pin_blocks(self, request_id: RequestId) -> None:
         """One reference more on every block a sequence holds, so that they outlive it. C++: pinBlocks."""
@@ -713,8 +758,8 @@ class KVCacheManager:
 
         Sliding windows keep that many tokens more, so that rejected drafts can be rewound.
         """
-        self._num_extra_kv_tokens = num_extra_kv_tokens
-        self._draft_token_reserve = draft_token_reserve
+        self._budget.num_extra_kv_tokens = num_extra_kv_tokens
+        self._budget.draft_token_reserve = draft_token_reserve
         if not self._compatibility:
             for _, manager in self._windows:
                 manager.sequences.rewind_reserve = draft_token_reserve
@@ -724,10 +769,15 @@ class KVCacheManager:
     ) -> PrefixReuseSummary:
         """Count cached full blocks of a request's tokens (beam 0, or those given). One window only.
 
-        Changes nothing. C++: analyzePrefixReuse.
+        A cross cache counts those of the encoder input, whatever is given. Changes nothing. C++: analyzePrefixReuse.
         """
         with self._lock:
-            if tokens is None or tokens is llm_request.get_tokens(0):
+            if self.cross_kv and not self._compatibility:
+                encoder_tokens = llm_request.encoder_tokens or array("i")
+                keys = build_encoder_keys(
+                    llm_request, encoder_tokens, self._tokens_per_block, len(encoder_tokens), False
+                )
+            elif tokens is None or tokens is llm_request.get_tokens(0):
                 keys = build_block_keys(llm_request, self._tokens_per_block, llm_request.get_num_tokens(0), False)
             else:
                 others = to_token_array(tokens)
@@ -743,9 +793,6 @@ class KVCacheManager:
             _, limits = self._find_cached([info], [llm_request])
             return limits[0]
 
-    def _uses_summary(self, llm_request: LlmRequest) -> bool:
-        return self._enable_block_reuse and not self.is_variable_window and not self.cross_kv
-
     def get_needed_blocks_one_step(
         self,
         llm_request: LlmRequest,
@@ -758,86 +805,10 @@ class KVCacheManager:
         Writes the request's estimated reusable tokens: cached blocks of a first chunk, else 0. Only cached
         blocks that somebody holds lower the need, as free ones count as free already.
         """
-        llm_request.set_estimated_reusable_tokens(0)
-        is_disagg = llm_request.is_disagg_generation_init_state
-        if is_disagg or (llm_request.is_context_init_state and llm_request.is_first_context_chunk):
-            return self._needed_for_context(llm_request, window_size, cached_summary, credit_reuse=not is_disagg)
-        if not llm_request.is_generation_in_progress_state or self.cross_kv:
-            return 0
-        return self._needed_for_generation(llm_request, two_steps_look_ahead, window_size)
-
-    def _needed_for_context(
-        self,
-        llm_request: LlmRequest,
-        window_size: WindowSize,
-        cached_summary: PrefixReuseSummary | None,
-        credit_reuse: bool,
-    ) -> int:
-        tokens_per_block = self._tokens_per_block
-        linear = self._block_manager.linear_attention_metadata
-        if window_size == RECURRENT_STATES and linear is not None and not self._compatibility:
-            return self._count_states(llm_request, linear)
-        length = llm_request.encoder_output_len if self.cross_kv else llm_request.prompt_len
-        most_tokens = self._most_context_tokens(window_size)
-        cached_len = min(length, most_tokens) + self._num_tokens_behind(llm_request)
-        if window_size == RECURRENT_STATES and linear is not None:
-            return linear.calc_num_blocks_needed_for_req(cached_len, tokens_per_block, self._enable_block_reuse)
-        num_shared = cached_len // tokens_per_block
-        required = num_shared + ceil_div(cached_len % tokens_per_block, tokens_per_block) * llm_request.beam_width
-        if not credit_reuse or not self._uses_summary(llm_request):
-            return required
-        summary = self.analyze_prefix_reuse(llm_request) if cached_summary is None else cached_summary
-        input_len = min(llm_request.prompt_len, most_tokens)
-        if input_len < 1:
-            raise InvalidInputError(f"request {llm_request.request_id} has an empty prompt; give at least 1 token")
-        limit = min(num_shared, (input_len - 1) // tokens_per_block)
-        llm_request.set_estimated_reusable_tokens(min(summary.reusable_blocks_all, limit) * tokens_per_block)
-        return required - min(summary.reusable_blocks_allocated, limit)
-
-    def _num_tokens_behind(self, llm_request: LlmRequest) -> int:
-        """Slots behind a request's tokens: the extra ones and those of its drafts."""
-        return self._num_extra_kv_tokens + max(llm_request.num_draft_tokens, self._draft_token_reserve)
-
-    def _most_context_tokens(self, window_size: WindowSize) -> int:
-        """Prompt tokens that take blocks at admission: a sliding window lets go of the first ones only later.
-
-        The recorded budgets reckon with a window and a chunk, and so admit more than fits.
-        """
-        if self._compatibility:
-            return window_size + self._chunk_size
-        return self._get_window_metadata(window_size).max_token_num
-
-    def _get_window_metadata(self, window_size: WindowSize) -> WindowSizeMetadata:
-        metadata = self.window_sizes_metadata.get(window_size)
-        if metadata is None:
-            raise UnknownIdError(
-                f"window {window_size} is not managed; choose one of {list(self.window_sizes_metadata)}"
+        with self._lock:
+            return self._budget.get_needed_blocks_one_step(
+                llm_request, two_steps_look_ahead, window_size, cached_summary
             )
-        return metadata
-
-    def _needed_for_generation(
-        self, llm_request: LlmRequest, two_steps_look_ahead: bool, window_size: WindowSize
-    ) -> int:
-        tokens_per_block = self._tokens_per_block
-        sequence = self.get_sequence(llm_request.request_id)
-        num_tokens = sequence.num_tokens
-        linear = self._block_manager.linear_attention_metadata
-        if window_size == RECURRENT_STATES and linear is not None:
-            if not self._compatibility:
-                return self._states_to_come(sequence, llm_request)
-            return linear.calc_num_additional_blocks_needed_for_req(
-                num_tokens, llm_request.prompt_len, tokens_per_block, self._enable_block_reuse
-            )
-        metadata = self._get_window_metadata(window_size)
-        tokens_per_step = max(llm_request.num_draft_tokens, self._draft_token_reserve) + 1
-        num_next = min(
-            num_tokens + (2 if two_steps_look_ahead else 1) * tokens_per_step,
-            metadata.max_blocks_per_seq * tokens_per_block,
-        )
-        if metadata.is_swa and not self._compatibility:
-            return self._block_manager.get_window_block_manager(window_size).sequences.count_needed(sequence, num_next)
-        new_blocks = ceil_div(num_next, tokens_per_block) - ceil_div(num_tokens, tokens_per_block)
-        return new_blocks * llm_request.beam_width
 
     def get_remaining_blocks_to_completion(
         self,
@@ -847,148 +818,27 @@ class KVCacheManager:
     ) -> int:
         """Blocks a request will still take in a window until its last token. C++: getRemainingBlocksToCompletion.
 
-        Writes the request's estimated reusable tokens as ``get_needed_blocks_one_step`` does. May be negative.
+        Writes the request's estimated reusable tokens as ``get_needed_blocks_one_step`` does. May be negative in
+        compatibility mode.
         """
-        llm_request.set_estimated_reusable_tokens(0)
-        tokens_per_block = self._tokens_per_block
-        if self.cross_kv:
-            is_start = llm_request.is_context_init_state and llm_request.context_current_position == 0
-            return ceil_div(llm_request.encoder_output_len, tokens_per_block) if is_start else 0
-        if window_size == RECURRENT_STATES:
-            remaining = self._remaining_recurrent(llm_request)
-            if remaining is not None:
-                return remaining
-        return self._remaining_attention(llm_request, window_size, cached_summary)
-
-    def _remaining_recurrent(self, llm_request: LlmRequest) -> int | None:
-        linear = self._block_manager.linear_attention_metadata
-        if linear is None:
-            raise UnknownIdError("there is no recurrent window; ask for one of the attention windows")
-        if not self._compatibility:
-            sequence = self._sequences.get(llm_request.request_id)
-            if sequence is None:
-                return self._count_states(llm_request, linear)
-            return self._states_to_come(sequence, llm_request)
-        if llm_request.is_generation_in_progress_state:
-            return linear.calc_num_additional_blocks_needed_for_req(
-                llm_request.get_num_tokens(0), llm_request.prompt_len, self._tokens_per_block, self._enable_block_reuse
-            )
-        if llm_request.is_context_finished:
-            return None
-        if llm_request.request_id in self._sequences:
-            return 0
-        return linear.calc_num_blocks_needed_for_req(
-            llm_request.prompt_len, self._tokens_per_block, self._enable_block_reuse
-        )
-
-    def _count_states(self, llm_request: LlmRequest, linear: LinearAttentionMetadata) -> int:
-        return linear.count_states(
-            llm_request.prompt_len, self._tokens_per_block, self._enable_block_reuse, llm_request.beam_width
-        )
-
-    def _states_to_come(self, sequence: GenerationRequest, llm_request: LlmRequest) -> int:
-        recurrent = self._block_manager.get_window_block_manager(RECURRENT_STATES).recurrent
-        if recurrent is None:
-            return 0
-        return recurrent.num_blocks_to_come(sequence, llm_request.prompt_len, self._enable_block_reuse)
-
-    def _remaining_attention(
-        self, llm_request: LlmRequest, window_size: WindowSize, cached_summary: PrefixReuseSummary | None
-    ) -> int:
-        tokens_per_block = self._tokens_per_block
-        prompt_len, beam_width = llm_request.prompt_len, llm_request.beam_width
-        final_len = prompt_len + llm_request.max_new_tokens
-        if not self._compatibility:
-            if self._get_window_metadata(window_size).is_swa:
-                return self._remaining_sliding(llm_request, window_size, cached_summary)
-            final_len += self._num_tokens_behind(llm_request)
-        held_tokens = window_size + self._chunk_size
-        num_context = trunc_div(min(prompt_len, held_tokens), tokens_per_block)
-        num_total = -trunc_div(-min(final_len, held_tokens), tokens_per_block)
-        if min(final_len, held_tokens) > 0:
-            num_total = ceil_div(min(final_len, held_tokens), tokens_per_block)
-        num_allocated = 0
-        sequence = self._sequences.get(llm_request.request_id)
-        if sequence is not None:
-            window = sequence.get_window(window_size)
-            num_allocated = len(window.block_ids[0]) - window.num_front_blocks_removed
-        num_reusable = 0
-        if (
-            self._uses_summary(llm_request)
-            and llm_request.is_context_init_state
-            and llm_request.is_first_context_chunk
-            and num_allocated == 0
-        ):
-            summary = self.analyze_prefix_reuse(llm_request) if cached_summary is None else cached_summary
-            limit = min(num_context, (prompt_len - 1) // tokens_per_block)
-            num_reusable = min(summary.reusable_blocks_allocated, limit)
-            llm_request.set_estimated_reusable_tokens(min(summary.reusable_blocks_all, limit) * tokens_per_block)
-        # A window that slides takes a block for its new end before it lets go of the one at its start.
-        last_block = ceil_div(final_len, tokens_per_block)
-        num_extra = int(
-            final_len > window_size
-            and last_block > ceil_div(llm_request.get_num_tokens(0), tokens_per_block)
-            and last_block > num_total
-        )
-        if num_allocated < num_context - num_reusable:
-            return num_context - num_reusable - num_allocated + (num_total - num_context + num_extra) * beam_width
-        return (num_total - num_reusable - num_allocated + num_extra) * beam_width
-
-    def _remaining_sliding(
-        self, llm_request: LlmRequest, window_size: WindowSize, cached_summary: PrefixReuseSummary | None
-    ) -> int:
-        """Blocks until completion in a sliding window, so that no sequence ever lacks one. Not negative.
-
-        A sequence that outgrows the window holds its whole prompt at first, then a window and a block. Shared blocks
-        are no help: they stay with the others when it leaves them, or with it when the others leave them.
-        """
-        tokens_per_block = self._tokens_per_block
-        prompt_len = min(llm_request.prompt_len, self._get_window_metadata(window_size).max_token_num)
-        final_len = llm_request.prompt_len + llm_request.max_new_tokens + self._num_tokens_behind(llm_request)
-        sequences = self._block_manager.get_window_block_manager(window_size).sequences
-        most_tokens = window_size + sequences.rewind_reserve + tokens_per_block - 1
-        most_blocks = ceil_div(min(final_len, most_tokens), tokens_per_block)
-        sequence = self._sequences.get(llm_request.request_id)
-        if sequence is not None:
-            num_held = len(sequence.get_window(window_size).held)
-            if final_len > window_size:
-                num_held = sequences.count_held_alone(sequence)
-            return max(most_blocks * llm_request.beam_width - num_held, 0)
-        if self._uses_summary(llm_request) and llm_request.is_context_init_state:
-            summary = self.analyze_prefix_reuse(llm_request) if cached_summary is None else cached_summary
-            num_reusable = min(summary.reusable_blocks_all, (prompt_len - 1) // tokens_per_block)
-            llm_request.set_estimated_reusable_tokens(num_reusable * tokens_per_block)
-        most_blocks = max(most_blocks, ceil_div(prompt_len, tokens_per_block))
-        num_shared = prompt_len // tokens_per_block
-        return num_shared + (most_blocks - num_shared) * llm_request.beam_width
+        with self._lock:
+            return self._budget.get_remaining_blocks_to_completion(llm_request, window_size, cached_summary)
 
     def get_max_capacity_batch_size(self, input_length: int, output_length: int) -> int:
         """Sequences of these lengths that fit at once: the minimum over windows. C++: getMaxCapacityBatchSize."""
-        return min(
-            metadata.allotted_primary_blocks // self._max_blocks_of(window_size, input_length, output_length)
-            for window_size, metadata in self.window_sizes_metadata.items()
-        )
-
-    def _max_blocks_of(self, window_size: WindowSize, input_length: int, output_length: int) -> int:
-        """Blocks that a sequence of these lengths holds at most in a window."""
-        linear = self._block_manager.linear_attention_metadata
-        if window_size == RECURRENT_STATES and linear is not None and not self._compatibility:
-            return linear.count_states(
-                input_length, self._tokens_per_block, self._enable_block_reuse, self._max_beam_width
-            )
-        return capacity_estimation.calculate_max_block_requirements(
-            input_length, output_length, 0, window_size, self._max_beam_width, self._tokens_per_block
-        )
+        return self._budget.get_max_capacity_batch_size(input_length, output_length)
 
     # -- scheduling simulation --------------------------------------------------------------------------------
 
     def start_scheduling(self) -> None:
         """Begin a simulation of removals. C++: startScheduling."""
-        self._block_manager.start_scheduling()
+        with self._lock:
+            self._block_manager.start_scheduling()
 
     def scheduling_remove_sequence(self, request_id: RequestId) -> None:
         """Simulate the removal of a sequence. C++: schedulingRemoveSequence."""
-        self._block_manager.scheduling_release_blocks(request_id)
+        with self._lock:
+            self._block_manager.scheduling_release_blocks(request_id)
 
     def scheduling_has_free_blocks(self, num_required: int, window_size: WindowSize) -> bool:
         """Whether that many blocks of a window are free in the simulation."""
@@ -1006,7 +856,8 @@ class KVCacheManager:
 
     def get_cache_block_ids(self, request_id: RequestId, window_size: WindowSize) -> list[list[BlockId]]:
         """Block ids per beam (a copy); positions that left a sliding window keep their old id."""
-        return [list(ids) for ids in self.get_sequence(request_id).get_cache_block_ids(window_size)]
+        with self._lock:
+            return [list(ids) for ids in self.get_sequence(request_id).get_cache_block_ids(window_size)]
 
     def get_batch_cache_block_ids(
         self, request_ids: Iterable[RequestId], window_size: WindowSize
@@ -1016,15 +867,17 @@ class KVCacheManager:
 
     def get_last_block_id(self, request_id: RequestId) -> BlockId | None:
         """Last block of beam 0 in the smallest window."""
-        ids = self.get_sequence(request_id).get_cache_block_ids(self._block_manager.first_window_size)[0]
-        return ids[-1] if ids else None
+        with self._lock:
+            ids = self.get_sequence(request_id).get_cache_block_ids(self._block_manager.first_window_size)[0]
+            return ids[-1] if ids else None
 
     def get_priority_by_block_id(self, block_id: BlockId, window_size: WindowSize) -> Priority:
         """Retention priority of a block; the default for unknown blocks and windows."""
-        try:
-            return self._block_manager.get_block_by_id(block_id, window_size).priority
-        except UnknownIdError:
-            return DEFAULT_RETENTION_PRIORITY
+        with self._lock:
+            try:
+                return self._block_manager.get_block_by_id(block_id, window_size).priority
+            except UnknownIdError:
+                return DEFAULT_RETENTION_PRIORITY
 
     def find_blocks_in_reuse_tree_by_block_key(
         self, block_key: PackedKey | BlockKey, window_size: WindowSize
@@ -1053,12 +906,31 @@ class KVCacheManager:
         """Write a sequence's rows into an offset table; returns the longest row. C++: copyBlockOffsets.
 
         ``output``: int32 [pools, slots, 2 (K, V), max blocks per sequence], a numpy array or CPU tensor; rows go to
-        the slots from ``output_slot_offset``, one per beam. Columns behind a row are left as they are.
+        the slots from ``output_slot_offset``, one per beam. Columns behind a row are left as they are. An entry is
+        the slot times the K and V blocks of one slot, plus 1 for V; positions without memory are NULL_ENTRY. Raises
+        InvalidInputError, with nothing written, if the table is too small.
         """
+        with self._lock:
+            return self._copy_block_offsets(output, output_slot_offset, self.get_sequence(request_id))
+
+    def _copy_block_offsets(self, output: Any, output_slot_offset: int, sequence: GenerationRequest) -> int:
         import numpy as np
 
-        sequence = self.get_sequence(request_id)
         table = np.asarray(output)
+        needed = max(len(ids) for window, _ in self._windows for ids in sequence.get_cache_block_ids(window))
+        first, last = output_slot_offset, output_slot_offset + sequence.beam_width
+        is_fit = table.dtype == np.int32 and table.ndim == 4 and table.shape[2] == 2
+        if (
+            not is_fit
+            or first < 0
+            or table.shape[0] < self.num_pools
+            or table.shape[1] < last
+            or table.shape[3] < needed
+        ):
+            raise InvalidInputError(
+                f"rows {first} to {last - 1} of request {sequence.request_id} need an int32 table of at least "
+                f"[{self.num_pools}, {last}, 2, {needed}], it is {table.dtype} {list(table.shape)}"
+            )
         longest = pool_idx = 0
         for window_size, manager in self._windows:
             window = sequence.get_window(window_size)
@@ -1074,6 +946,17 @@ class KVCacheManager:
                     longest = max(longest, len(row))
                 pool_idx += 1
         return longest
+
+    def _check_offset_table(self, table: Any, first_row: int, sequence: GenerationRequest) -> None:
+        width = max(len(ids) for window, _ in self._windows for ids in sequence.get_cache_block_ids(window))
+        needed = [self.num_pools, first_row + sequence.beam_width, 2, width]
+        shape = list(table.shape)
+        is_large = len(shape) == 4 and all(size >= least for size, least in zip(shape, needed, strict=True))
+        if table.dtype.name != "int32" or first_row < 0 or not is_large:
+            raise InvalidInputError(
+                f"request {sequence.request_id} from row {first_row} on needs an int32 table of at least {needed}, "
+                f"it is {table.dtype} {shape}"
+            )
 
     def get_block_offsets_of_batch(
         self, output: Any, first_batch_slot_idx: int, batch_size: int, beam_width: int
@@ -1136,11 +1019,13 @@ class KVCacheManager:
 
     def sync_transfer_manager_with_buffer_manager(self) -> None:
         """Order transfers behind compute work."""
-        self._block_manager.sync_transfer_manager_with_buffer_manager()
+        with self._lock:
+            self._block_manager.sync_transfer_manager_with_buffer_manager()
 
     def verify_queue_integrity(self, window_size: WindowSize) -> bool:
         """Whether a window's queues hold free blocks of their level only."""
-        return self._block_manager.verify_queue_integrity(window_size)
+        with self._lock:
+            return self._block_manager.verify_queue_integrity(window_size)
 
     def get_kv_cache_stats(self) -> KvCacheStats:
         """Totals since construction. C++: getKvCacheStats.
@@ -1148,6 +1033,10 @@ class KVCacheManager:
         Blocks are those of the primary level; the secondary level is reported apart. In compatibility mode
         ``max_num_blocks`` and ``used_num_blocks`` include it, as in the reference.
         """
+        with self._lock:
+            return self._get_kv_cache_stats()
+
+    def _get_kv_cache_stats(self) -> KvCacheStats:
         manager = self._block_manager
         free = manager.num_free_blocks
         most = manager.max_num_blocks if self._compatibility else manager.num_primary_blocks
@@ -1185,6 +1074,13 @@ class KVCacheManager:
         capacity_estimation.calculate_cache_size_per_token_for_single_window_size
     )
     calculate_window_size_to_share = staticmethod(capacity_estimation.calculate_window_size_to_share)
+
+
+def _check_same_request(request_id: RequestId, llm_request: LlmRequest) -> None:
+    if llm_request.request_id != request_id:
+        raise InvalidInputError(
+            f"request {llm_request.request_id} was given for sequence {request_id}; its tokens would name wrong blocks"
+        )
 
 
 def _commit_hashes(blocks: Sequence[KVCacheBlock], keys: Sequence[PackedKey]) -> list[int]:

@@ -84,6 +84,14 @@ def to_token_array(tokens: Iterable[TokenId]) -> array[int]:
         raise InvalidInputError(f"tokens must be 32-bit integers: {error}") from error
 
 
+def to_extra_id_array(extra_ids: Iterable[int]) -> array[int]:
+    """Extra ids as an unsigned 64-bit array."""
+    try:
+        return array("Q", extra_ids)
+    except (TypeError, OverflowError) as error:
+        raise InvalidInputError(f"extra ids must be unsigned 64-bit integers: {error}") from error
+
+
 class LlmRequest:
     """One request. Only methods of this class change it; managers and schedulers call them.
 
@@ -139,7 +147,7 @@ class LlmRequest:
         prompt = to_token_array(tokens)
         if beam_width < 1:
             raise InvalidInputError(f"beam_width is {beam_width}; at least 1 beam is needed")
-        extra_ids = None if input_token_extra_ids is None else array("Q", input_token_extra_ids)
+        extra_ids = None if input_token_extra_ids is None else to_extra_id_array(input_token_extra_ids)
         if extra_ids is not None and len(extra_ids) != len(prompt):
             raise InvalidInputError(
                 f"{len(extra_ids)} extra ids for {len(prompt)} tokens; give exactly one per prompt token"
@@ -190,7 +198,12 @@ class LlmRequest:
 
     def add_new_token(self, token: TokenId, beam: int = 0) -> None:
         """Append one generated token to a beam."""
-        self._tokens[beam].append(token)
+        try:
+            self._tokens[beam].append(token)
+        except (TypeError, OverflowError, IndexError) as error:
+            raise InvalidInputError(
+                f"token {token!r} cannot go to beam {beam} of {len(self._tokens)}; give a 32-bit integer and a beam"
+            ) from error
 
     def add_new_tokens(self, beam_tokens: Sequence[Iterable[TokenId]]) -> None:
         """Append ``beam_tokens[b]`` to beam b."""
@@ -362,7 +375,7 @@ class LlmRequest:
 
     def discard_draft_tokens(self, num_tokens_to_discard: int) -> None:
         """Drop drafts from the end."""
-        if num_tokens_to_discard > self._num_draft_tokens:
+        if not 0 <= num_tokens_to_discard <= self._num_draft_tokens:
             raise InvalidInputError(
                 f"{num_tokens_to_discard} drafts to discard, request {self.request_id} has {self._num_draft_tokens}"
             )

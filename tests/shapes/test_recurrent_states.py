@@ -487,3 +487,31 @@ def test_largest_batch_is_limited_by_states():
     manager = make_hybrid(num_states=16, interval=8, max_beam_width=1)
     assert manager.get_max_capacity_batch_size(16, 8) == 16 // 3
     assert manager.get_max_capacity_batch_size(10, 8) == 16 // 2
+
+
+# -- beside sliding windows --------------------------------------------------------------------------------
+
+
+def test_a_state_is_taken_at_the_length_that_all_windows_have():
+    """States after 8 and 16 tokens. Window 6 lacks block 2, so it has 8 tokens, or 20 and more, but not 16."""
+    memory = FakeMemory()
+    manager = make_kv_cache_manager(
+        windows={RECURRENT_STATES: (16, 0), 6: (20, 0), FULL: (20, 0)},
+        enable_partial_reuse=False,
+        copy_engine=memory,
+        linear_attention_metadata=make_linear_attention(),
+    )
+    server = make_server(manager, memory)
+    first = admit(server, list(range(30)))
+    prefill(server, first, 8, 16, 24)
+    server.remove(first)
+    for window, length in ((6, 12), (RECURRENT_STATES, 24)):
+        (block,) = [block for tokens, _, block in cached_blocks(manager, window) if len(tokens) == length]
+        block.detach_from_lookup_node()
+    cached = {len(tokens): block.block_id for tokens, _, block in cached_blocks(manager, RECURRENT_STATES)}
+
+    second = admit(server, list(range(30)))
+    assert second.prepopulated_prompt_len == 8
+    assert state_blocks(manager, second)[1] == cached[8]
+    assert state_blocks(manager, second)[3] != cached[16]
+    prefill(server, second, 16, 24)

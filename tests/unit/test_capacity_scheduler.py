@@ -245,6 +245,19 @@ def test_a_static_batch_is_closed_while_something_runs() -> None:
     assert schedule(STATIC, [started(1), make_request(2)], manager) == ([1], [], [])
 
 
+@pytest.mark.parametrize("compatibility", [False, True])
+def test_members_of_a_static_batch_may_start_later(compatibility: bool) -> None:
+    scheduler = CapacityScheduler(8, STATIC, compatibility=compatibility)
+    manager = FakeKvCacheManager(10)
+    first, second, third = (make_request(i) for i in (1, 2, 3))
+    assert ids(scheduler.schedule([first, second], manager).fitting_requests) == [1, 2]
+    # Only the first found tokens; the third came too late for this batch.
+    first.set_state(LlmRequestState.GENERATION_IN_PROGRESS)
+    expected = [1] if compatibility else [1, 2]
+    assert ids(scheduler.schedule([first, second, third], manager).fitting_requests) == expected
+    assert ids(scheduler.schedule([second, third], manager).fitting_requests) == [2, 3]
+
+
 def test_an_overdrawn_pool_still_takes_a_request_that_needs_nothing() -> None:
     manager = FakeKvCacheManager(4, needs={1: 9, 2: 0}, holds={1: [0]})
     requests = [generating(1), make_request(2)]

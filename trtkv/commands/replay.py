@@ -15,8 +15,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtkv.commands.format_choice import FormatChoice
+from trtkv.commands.scheduler_replay import (
+    ArrivalsChoice,
+    ChunkPolicyChoice,
+    SchedulerChoice,
+    SchedulerOptions,
+    make_loop_config,
+    refuse_without_scheduler,
+    run_scheduler_loop,
+    show_loop_result,
+)
 
 if TYPE_CHECKING:
+    from trtkv.replay.loop_config import LoopConfig
+    from trtkv.replay.loop_result import LoopResult
     from trtkv.replay.readers.options import ReadOptions
     from trtkv.replay.replay_config import ReplayConfig
     from trtkv.replay.replay_result import ReplayResult
@@ -71,13 +83,49 @@ def replay(
     bounds: Annotated[
         bool, typer.Option("--bounds", help="Show what no policy could beat: unlimited cache, clairvoyant eviction.")
     ] = False,
+    scheduler: Annotated[
+        SchedulerChoice | None,
+        typer.Option(help="Run the schedulers step by step on a virtual clock instead of the closed loop."),
+    ] = None,
+    max_batch_size: Annotated[
+        int | None, typer.Option(help="With --scheduler: most requests in a step.  [default: 64]")
+    ] = None,
+    max_num_tokens: Annotated[
+        int | None, typer.Option(help="With --scheduler: most tokens computed in a step.  [default: 8192]")
+    ] = None,
+    arrivals: Annotated[
+        ArrivalsChoice | None,
+        typer.Option(help="With --scheduler: all requests at once, or at the trace's times.  [default: asap]"),
+    ] = None,
+    step_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="With --scheduler: linear:base=6ms,context=40us,generation=20us,cached=50ns, or parts of it.",
+        ),
+    ] = None,
+    chunked_context: Annotated[
+        bool, typer.Option("--chunked-context", help="With --scheduler: cut prompts into chunks to fill steps.")
+    ] = False,
+    chunk_policy: Annotated[
+        ChunkPolicyChoice | None,
+        typer.Option(help="With --chunked-context: who gets the tokens.  [default: first-come-first-served]"),
+    ] = None,
+    chunk_unit: Annotated[
+        int | None, typer.Option(help="With --chunked-context: chunks are multiples of it.  [default: a block]")
+    ] = None,
+    record: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="With --scheduler: write the run as a program for trtkv verify."),
+    ] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
     ] = None,
 ) -> None:
     """Replay a request trace through the manager and report hit rates.
 
-    A fixed number of live requests is kept filled from the trace in file order; arrival times are not used.
+    A fixed number of live requests is kept filled from the trace in file order; arrival times are not used. With
+    --scheduler the capacity and the micro-batch scheduler decide instead, step by step on a virtual clock.
     """
     from trtkv.replay.readers.options import ReadOptions
     from trtkv.replay.replay_config import ReplayConfig
@@ -93,9 +141,25 @@ def replay(
         compatibility=compatibility,
     )
     _check_system(system, config)
+    scheduler_options = SchedulerOptions(
+        scheduler,
+        max_batch_size,
+        max_num_tokens,
+        arrivals,
+        step_time,
+        chunked_context,
+        chunk_policy,
+        chunk_unit,
+        record,
+    )
+    loop_config = _loop_config(scheduler_options, config, system, bounds)
     _check_writable(json_file)
+    _check_writable(record)
     options = ReadOptions(block_size, tokenizer, chat_template)
     requests = _read(trace, trace_format.format_name, options, lenient, limit)
+    if loop_config is not None:
+        show_loop_result(_run_loop(requests, loop_config, record), json_file)
+        return
     shown_bounds = _bounds(requests, config, system) if bounds else None
     if system is SystemChoice.TENSORRT_LLM:
         _show(_run(requests, config), shown_bounds, json_file)
@@ -113,6 +177,20 @@ def _check_system(system: SystemChoice, config: ReplayConfig) -> None:
         raise ConfigurationError(
             f"--system {system.value} knows neither --host-tokens nor --window nor --compatibility; leave them out"
         )
+
+
+def _loop_config(
+    options: SchedulerOptions, config: ReplayConfig, system: SystemChoice, bounds: bool
+) -> LoopConfig | None:
+    """Settings of the scheduler loop, or None for the closed loop; refuses options of the other one."""
+    from trtkv.errors import InvalidInputError
+
+    if options.scheduler is None:
+        refuse_without_scheduler(options)
+        return None
+    if config.live != 1 or bounds or system is not SystemChoice.TENSORRT_LLM:
+        raise InvalidInputError("--live, --bounds and --system do not go with --scheduler; leave them out")
+    return make_loop_config(options, config)
 
 
 def _read(path: str, format_name: str | None, options: ReadOptions, lenient: bool, limit: int | None) -> RequestTrace:
@@ -159,6 +237,13 @@ def _run_nano(trace: RequestTrace, config: ReplayConfig, system: SystemChoice) -
             progress=progress,
         )
     return nano_report(trace, counts)
+
+
+def _run_loop(trace: RequestTrace, config: LoopConfig, record: str | None) -> LoopResult:
+    from trtkv.replay.report import progress_bar
+
+    with _without_cycle_collector():
+        return run_scheduler_loop(trace, config, record, progress_bar)
 
 
 def _run(trace: RequestTrace, config: ReplayConfig) -> ReplayResult:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import ceil, fsum
-from typing import Final, NamedTuple
+from typing import Final
 
 PERCENTILES: Final = (50, 90, 99)
 
 
-class Distribution(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Distribution:
     """A quantity over many requests. Percentiles are values that occurred (nearest rank); None without values."""
 
     name: str

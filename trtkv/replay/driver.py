@@ -82,7 +82,13 @@ class _LiveRequest:
     __slots__ = ("left", "num_blocks", "request")
 
     def __init__(self, trace_request: TraceRequest, num_blocks: int) -> None:
-        self.request = LlmRequest(trace_request.index, trace_request.tokens(), trace_request.output_length)
+        constraints = trace_request.constraints
+        self.request = LlmRequest(
+            trace_request.index,
+            trace_request.tokens(),
+            trace_request.output_length,
+            **({} if constraints is None else constraints._asdict()),
+        )
         self.num_blocks = num_blocks
         self.left = trace_request.output_length
 

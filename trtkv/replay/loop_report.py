@@ -57,10 +57,7 @@ def loop_json(result: LoopResult) -> str:
             "recompute_admissions": _admissions_json(counts.recompute),
             "rates": [rate.to_json() for rate in result.rates],
             "latencies": [latency.to_json() for latency in result.latencies],
-            "refused_requests": [
-                {"id": r.request_id, "prompt_tokens": r.prompt_tokens, "output_tokens": r.output_tokens, "why": r.reason}
-                for r in counts.refusals
-            ],
+            "refused_requests": [refusal._asdict() for refusal in counts.refusals],
             "utilisation_interval_steps": result.utilisation.interval,
             "utilisation": JsonTable(
                 ["start_seconds" if name == "start_ns" else name for name in UtilisationSample._fields],
@@ -79,8 +76,9 @@ def print_loop_report(result: LoopResult, console: Console | None = None) -> Non
     console.print(_counts_table(result))
     console.print(_rates_table(result))
     console.print(_latency_table(result))
-    definitions = [f"{entry.name}: {entry.definition}" for entry in (*result.rates, *result.latencies)]
-    for line in [*definitions, *loop_notes(result)]:
+    rates = [f"{rate.name}: {rate.definition}" for rate in result.rates]
+    latencies = [f"{latency.name}: {latency.definition}" for latency in result.latencies]
+    for line in [*rates, *latencies, *loop_notes(result)]:
         console.print(line, markup=False, highlight=False)
 
 

@@ -11,6 +11,7 @@ from trtkv.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from trtkv.block_listener import BlockListener
     from trtkv.kv_cache_manager import KVCacheManager
     from trtkv.replay.trace import TraceRequest
 
@@ -86,7 +87,13 @@ class ReplayConfig:
         full = self.max_sequence_length(requests)
         return [full if window is None else min(window, full) for window in self.windows]
 
-    def build_manager(self, requests: Sequence[TraceRequest], clock: Callable[[], int] | None = None) -> KVCacheManager:
+    def build_manager(
+        self,
+        requests: Sequence[TraceRequest],
+        clock: Callable[[], int] | None = None,
+        *,
+        block_listener: BlockListener | None = None,
+    ) -> KVCacheManager:
         """A manager for these requests: one layer per window, one KV head of one int8 element, one beam.
 
         ``clock``: nanoseconds; without one time stands still, so that results do not depend on the machine.
@@ -112,6 +119,7 @@ class ReplayConfig:
             clock=clock or _standing_clock,
             compatibility=self.compatibility,
             hash_map_order=self.partial_reuse,  # so that equal partial matches are taken as in the original
+            block_listener=block_listener,
         )
 
 

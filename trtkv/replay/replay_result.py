@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum
 from typing import TYPE_CHECKING, NamedTuple
 
 from trtkv.common import WindowSize
+from trtkv.errors import check
+from trtkv.replay.cause_observer import CauseObserver
+from trtkv.replay.causes import Cause
 from trtkv.replay.driver import ClosedLoop, PhaseSeconds, Progress, ReplayCounts, Timer
+from trtkv.replay.explanation import explain as explanation_of
+from trtkv.replay.observed_manager import ObservedManager, trace_token_loader
 
 if TYPE_CHECKING:
     from trtkv.kv_cache_manager import KVCacheManager
+    from trtkv.replay.bounds import Bounds
+    from trtkv.replay.capacity_curve import CapacityCurve
+    from trtkv.replay.explanation import Explanation
     from trtkv.replay.replay_config import ReplayConfig
     from trtkv.replay.trace import RequestTrace
     from trtkv.stats import KvCacheIterationStats
@@ -92,6 +100,12 @@ class ReplayResult:
     """Prompt blocks not found, summed over windows."""
     windows: tuple[WindowResult, ...]
     """In ascending order of the window size."""
+    explanation: Explanation | None = None
+    """Why tokens were found or not, if that was asked for."""
+    bounds: Bounds | None = None
+    """What was possible at best, if that was asked for."""
+    curve: CapacityCurve | None = None
+    """Hit rates at other capacities, if they were asked for."""
 
     @property
     def rates(self) -> list[Rate]:
@@ -134,7 +148,17 @@ class ReplayResult:
             "max_sequence_length": self.max_sequence_length,
             "rates": [rate.to_json() for rate in self.rates],
             "windows": [window.to_json() for window in self.windows],
+            **{name: part.to_json() for name, part in self._optional_parts().items() if part is not None},
         }
+
+    def _optional_parts(self) -> dict[str, Explanation | Bounds | CapacityCurve | None]:
+        return {"explanation": self.explanation, "bounds": self.bounds, "curve": self.curve}
+
+    def _repr_html_(self) -> str:
+        """Tables for a notebook; needs nothing that is not installed."""
+        from trtkv.replay.html_tables import result_tables
+
+        return result_tables(self)
 
 
 def replay_trace(
@@ -143,15 +167,17 @@ def replay_trace(
     *,
     timer: Timer | None = None,
     progress: Progress | None = None,
+    explain: bool = False,
 ) -> tuple[ReplayResult, PhaseSeconds]:
     """Build a manager, run the closed loop over the trace, and read the counters.
 
     ``timer`` (e.g. time.perf_counter) splits the time by kind of call; ``progress`` is called with the
-    number of requests done after each removal.
+    number of requests done after each removal. ``explain`` gives every prompt token a cause; the counts are the same.
     """
-    manager = config.build_manager(trace.requests)
+    observer = _observer(trace, config) if explain else None
+    manager = config.build_manager(trace.requests, block_listener=observer)
     loop = ClosedLoop(
-        manager,
+        manager if observer is None else _observed(manager, observer, trace, config),
         tokens_per_block=config.tokens_per_block,
         num_primary_blocks=config.num_primary_blocks(trace.requests),
         live=config.live,
@@ -160,7 +186,31 @@ def replay_trace(
         progress=progress,
     )
     loop.run(trace.requests)
-    return _result(trace, config, loop.counts, manager), loop.seconds
+    result = _result(trace, config, loop.counts, manager)
+    if observer is not None:
+        explanation = explanation_of(observer, trace.requests)
+        check(explanation.tokens[Cause.HIT] == loop.counts.prepopulated_tokens, "hits were counted differently")
+        result = replace(result, explanation=explanation)
+    return result, loop.seconds
+
+
+def _observer(trace: RequestTrace, config: ReplayConfig) -> CauseObserver:
+    requests = trace.requests
+    return CauseObserver(
+        config.tokens_per_block,
+        trace_token_loader(requests),
+        has_constraints=any(request.constraints is not None for request in requests),
+    )
+
+
+def _observed(
+    manager: KVCacheManager, observer: CauseObserver, trace: RequestTrace, config: ReplayConfig
+) -> ObservedManager:
+    observer.watch(manager)
+    num_requests = len(trace.requests)
+    return ObservedManager(
+        manager, observer, config.live, lambda index: index + 1 if index + 1 < num_requests else None
+    )
 
 
 def _result(trace: RequestTrace, config: ReplayConfig, counts: ReplayCounts, manager: KVCacheManager) -> ReplayResult:

@@ -1,8 +1,8 @@
 """SchedulerLoop: a trace through the real schedulers, step by step on a virtual clock; it knows no formats.
 
 A step: requests that have arrived become active; the capacity scheduler chooses by blocks and pauses; the micro-batch
-scheduler chooses by tokens and cuts chunks; blocks are given; the step takes its modelled time; chunks move on and tokens
-are generated; computed blocks are stored for reuse; finished requests leave.
+scheduler chooses by tokens and cuts chunks; blocks are given; the step takes its modelled time; chunks move on and
+tokens are generated; computed blocks are stored for reuse; finished requests leave.
 """
 
 from __future__ import annotations

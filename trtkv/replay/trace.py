@@ -54,6 +54,13 @@ class TokenIds:
         return np.frombuffer(self.tokens, dtype=np.int32)[:num_tokens]
 
 
+class KeyConstraints(NamedTuple):
+    """What tells prompts apart besides their tokens: blocks are shared only where all of it is equal."""
+
+    cache_salt: str | None = None
+    lora_task_id: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
     """One request. ``index`` is its place in replay order and serves as its request id."""
@@ -66,6 +73,8 @@ class TraceRequest:
     output_length: int
     """Tokens to generate, 0 or more."""
     source: TokenSource
+    constraints: KeyConstraints | None = None
+    """None: the tokens alone."""
 
     def tokens(self) -> NDArray[np.int32]:
         """The prompt, int32, shape [input_length], made anew on each call."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from trtkv.common import RequestId
 from trtkv.llm_request import LlmRequest
 from trtkv.scheduler.base_capacity_scheduler import (
     BaseCapacityScheduler,
@@ -46,11 +47,19 @@ class GuaranteedNoEvictScheduler(BaseCapacityScheduler):
                 pending_disagg.append(request)
             else:
                 pending.append(request)
-        if not (self._is_static_batch and admission.scheduled):
-            admission.add_pending(pending_disagg)
-            admission.add_pending(pending)
+        is_running = bool(admission.scheduled)
+        admission.add_pending(self._select_pending(pending_disagg, is_running))
+        admission.add_pending(self._select_pending(pending, is_running))
+        self._note_admitted(admission.scheduled, is_running)
         self._num_deferred_requests = admission.num_deferred
         return admission.scheduled, []
+
+    def _select_pending(self, requests: list[LlmRequest], is_running: bool) -> list[LlmRequest]:
+        """Requests that may be admitted beside running ones, or when nothing runs."""
+        return requests
+
+    def _note_admitted(self, requests: Iterable[LlmRequest], is_running: bool) -> None:
+        """Called with the result; a static batch remembers its members."""
 
     def _is_running(self, request: LlmRequest) -> bool:
         if request.is_generation_in_progress_state:
@@ -59,9 +68,26 @@ class GuaranteedNoEvictScheduler(BaseCapacityScheduler):
 
 
 class StaticBatchScheduler(GuaranteedNoEvictScheduler):
-    """Admits new requests only when nothing is running, and never holds one back for a common prefix."""
+    """Admits new requests only when nothing is running, and never holds one back for a common prefix.
+
+    Requests admitted together form a batch: those that found no tokens in its first steps still belong to it.
+    In compatibility mode they wait until the batch has ended.
+    """
 
     _is_static_batch = True
+
+    def __init__(self, max_num_requests: int, limits: StateLimits, *, compatibility: bool = False) -> None:
+        super().__init__(max_num_requests, limits, compatibility=compatibility)
+        self._members: set[RequestId] = set()
+
+    def _select_pending(self, requests: list[LlmRequest], is_running: bool) -> list[LlmRequest]:
+        if not is_running:
+            return requests
+        return [request for request in requests if request.request_id in self._members]
+
+    def _note_admitted(self, requests: Iterable[LlmRequest], is_running: bool) -> None:
+        if not (is_running or self._compatibility):
+            self._members = {request.request_id for request in requests}
 
 
 class _Admission:

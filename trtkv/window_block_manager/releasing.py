@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from trtkv.block_key import PackedKey
+from trtkv.block_key import PackedKey, num_key_tokens
 from trtkv.block_listener import RemovalReason
 from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, RequestId
 from trtkv.errors import InvalidInputError, check
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.generation_request import SequenceWindow
 from trtkv.kv_cache_block import KVCacheBlock
+from trtkv.radix_block_tree import LookupNodePtr
 from trtkv.retention_config import MIN_RETENTION_PRIORITY
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.reuse_matching import ReuseMatcher
@@ -37,6 +38,7 @@ class BlockReleaser:
         self._sequences = sequences
         self._scheduling_num_free_blocks = 0
         self._scheduling_ref_counts: dict[KVCacheBlock, int] = {}
+        self._scheduling_removed: set[RequestId] = set()
 
     def release_blocks(self, request_id: RequestId) -> None:
         """Drop all blocks of a sequence, last first; uncached ones go to the front. C++: releaseBlocks."""
@@ -83,6 +85,9 @@ class BlockReleaser:
         go to the front of the lowest queue. C++: truncateBlocks.
         """
         settings = self._settings
+        if not settings.compatibility:
+            self._truncate_nodes(keys, num_tokens_to_keep)
+            return
         num_matched = 0
         node = self._matcher.tree.root
         for key in keys:
@@ -93,8 +98,7 @@ class BlockReleaser:
                 return
             matched, block = matches
             if num_matched > num_tokens_to_keep:
-                if settings.compatibility:
-                    block._priority = MIN_RETENTION_PRIORITY
+                block._priority = MIN_RETENTION_PRIORITY
                 self._release_subtree(block)
                 return
             num_matched += matched
@@ -103,7 +107,7 @@ class BlockReleaser:
             node = block._lookup_node
 
     def _release_subtree(self, block: KVCacheBlock) -> None:
-        """Detach a block and all below it, children before parents. C++: releaseSubtree."""
+        """Detach a block and all below it, children before parents, as recorded. C++: releaseSubtree."""
         subtree: list[KVCacheBlock] = []
         stack = [block]
         while stack:
@@ -111,15 +115,49 @@ class BlockReleaser:
             stack.extend(reversed(current.next_blocks))
             subtree.append(current)
         for entry in reversed(subtree):
-            if self._settings.compatibility:
-                check(entry.is_leaf, f"block {entry._block_id} has children of another window")
+            check(entry.is_leaf, f"block {entry._block_id} has children of another window")
             self._claimer.remove_from_tree(entry, RemovalReason.DROPPED)
             if entry._ref_count:
                 continue
-            if not self._settings.compatibility:
-                self._policy.claim_block(entry)
             entry._priority = MIN_RETENTION_PRIORITY
             self._policy.release_block(entry, to_front=True)
+
+    def _truncate_nodes(self, keys: Sequence[PackedKey], num_tokens_to_keep: int) -> None:
+        """Truncation by nodes, so that what lies below a hole of this window is found and dropped as well."""
+        settings = self._settings
+        num_matched = 0
+        node = self._matcher.tree.root
+        for key in keys:
+            child = node.find_matching_node(key)
+            matched = num_key_tokens(key)
+            if child is None:
+                partial = self._matcher.find_child_block(
+                    node, key, settings.enable_partial_reuse, settings.copy_on_partial_reuse
+                )
+                if partial is None or partial[1]._lookup_node is None:
+                    return
+                matched, child = partial[0], partial[1]._lookup_node
+            if num_matched > num_tokens_to_keep:
+                self._drop_below(child)
+                return
+            num_matched += matched
+            node = child
+
+    def _drop_below(self, top: LookupNodePtr) -> None:
+        """Drop this window's blocks at a node and below it, children before parents."""
+        blocks: list[KVCacheBlock] = []
+        stack = [top]
+        while stack:
+            node = stack.pop()
+            stack.extend(reversed(list(node.ordered_children())))
+            block = node.get_value(self._settings.channel)
+            if block is not None:
+                blocks.append(block)
+        for block in reversed(blocks):
+            self._claimer.remove_from_tree(block, RemovalReason.DROPPED)
+            if not block._ref_count:
+                self._policy.claim_block(block, MIN_RETENTION_PRIORITY)
+                self._policy.release_block(block, to_front=True)
 
     # -- simulation for the scheduler -----------------------------------------------------------------
 
@@ -130,17 +168,16 @@ class BlockReleaser:
         """
         self._scheduling_num_free_blocks = self._policy.get_num_free_blocks(PRIMARY_LEVEL)
         self._scheduling_ref_counts = {}
+        self._scheduling_removed = set()
 
     def scheduling_release_blocks(self, request_id: RequestId) -> None:
         """Simulate the removal of a sequence. C++: schedulingReleaseBlocks."""
         held = self._sequences.get_window(request_id).held
         counts = self._scheduling_ref_counts
         if not self._settings.compatibility:
-            for block in held:
-                if not block.is_placeholder and counts.get(block, block._ref_count) <= 0:
-                    raise InvalidInputError(
-                        f"request {request_id} was already removed in this simulation; start a new one"
-                    )
+            if request_id in self._scheduling_removed:
+                raise InvalidInputError(f"request {request_id} was already removed in this simulation; start a new one")
+            self._scheduling_removed.add(request_id)
         for block in held:
             if block.is_placeholder:
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 from trtkv.block_key import num_key_tokens
 from trtkv.block_listener import RemovalReason
@@ -58,6 +59,11 @@ def write_slot_at(window: SequenceWindow, beam_width: int, block_idx: int) -> No
             slots.append(slot)
 
 
+def _count_held_alone(blocks: Sequence[KVCacheBlock]) -> int:
+    """Blocks with one reference; stand-ins at positions without a block do not count."""
+    return sum(block._ref_count == 1 and block._block_id != PLACEHOLDER_BLOCK_ID for block in blocks)
+
+
 class SequenceBlocks:
     """Growth and shrinking of sequences in one window. C++: the sequence methods of WindowBlockManager."""
 
@@ -110,7 +116,7 @@ class SequenceBlocks:
         window = sequence.get_window(self._settings.window_size)
         first = window.num_front_blocks_removed
         num_detached = self.num_detachable(sequence, window, num_tokens)
-        return sum(block._ref_count == 1 for block in window.held[first : first + num_detached])
+        return _count_held_alone(window.held[first : first + num_detached])
 
     def count_needed(self, sequence: GenerationRequest, num_tokens: int) -> int:
         """Free blocks it takes to grow to this length, sliding on the way: the most that are missing at any point."""
@@ -124,7 +130,7 @@ class SequenceBlocks:
     def count_held_alone(self, sequence: GenerationRequest) -> int:
         """Blocks of a sequence that nobody else holds."""
         window = sequence.get_window(self._settings.window_size)
-        return sum(block._ref_count == 1 for block in window.held[window.num_front_blocks_removed :])
+        return _count_held_alone(window.held[window.num_front_blocks_removed :])
 
     def check_can_add_token(self, sequence: GenerationRequest) -> None:
         """Raise what the next ``adjust_blocks_if_needed`` would raise, before anything is changed."""
@@ -274,11 +280,19 @@ class SequenceBlocks:
     def replace_shared_block(self, sequence: GenerationRequest, block_idx: int) -> None:
         """Give every beam a block of its own at a position, if the present one is shared. C++: replaceSharedBlock."""
         window, beam_width = self.get_window(sequence.request_id), sequence.beam_width
+        compatibility = self._settings.compatibility
         first = block_idx * beam_width
+        if not compatibility and not window.num_front_blocks_removed <= block_idx < len(window.block_ids[0]):
+            raise UnknownIdError(
+                f"request {sequence.request_id} holds no block at position {block_idx}; it holds positions "
+                f"{window.num_front_blocks_removed} to {len(window.block_ids[0]) - 1}"
+            )
+        if not compatibility and window.held[first].is_placeholder:
+            return
         if not window.held[first + beam_width - 1].is_shared:
             return
         key, is_full = window.held[first]._block_key, window.held[first]._is_full
-        if not self._settings.compatibility:
+        if not compatibility:
             entries = window.held[first : first + beam_width]
             freed = sum(block._ref_count == entries.count(block) for block in set(entries))
             if self._policy.get_num_free_blocks(0) + freed < beam_width:
@@ -292,7 +306,9 @@ class SequenceBlocks:
         for beam_idx in range(beam_width):
             block = self._claimer.get_free_block(mode=sequence.transfer_mode, directory=sequence.directory)
             block._ref_count += 1
-            block._prev_block_in_seq = window.held[(len(window.block_ids[beam_idx]) - 1) * beam_width + beam_idx]
+            # Recorded: the predecessor is the last entry, wherever the replaced one stands.
+            before = first - beam_width if not compatibility else len(window.held) - beam_width
+            block._prev_block_in_seq = window.held[before + beam_idx] if before >= 0 else None
             block.set_block_key(key, is_full)
             block.compute_hash()
             window.block_ids[beam_idx][block_idx] = block._block_id

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from trtkv.block_key import HashLink, PackedKey, build_block_keys, num_key_tokens, resolve_hash
+from trtkv.block_key import (
+    HashLink,
+    PackedKey,
+    build_block_keys,
+    build_encoder_keys,
+    num_key_tokens,
+    resolve_hash,
+)
 from trtkv.block_listener import BlockListener, RemovalReason
-from trtkv.common import PLACEHOLDER_BLOCK_ID, BlockId
+from trtkv.common import PLACEHOLDER_BLOCK_ID, BlockId, CacheType
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest, SequenceWindow
 from trtkv.kv_cache_block import KVCacheBlock
@@ -265,12 +272,32 @@ class BlockStorer:
         self._sequences.add_pin(block)
         return block._block_id
 
+    def _keys(self, sequence: GenerationRequest, request: LlmRequest, allow_partial: bool) -> list[PackedKey]:
+        """Keys under which what is computed of a sequence may be stored.
+
+        A cross cache holds encoder states, so its keys are those of the encoder input; of several beams only the
+        prompt is common. (Recorded: always the tokens of beam 0.)
+        """
+        settings = self._settings
+        usable = usable_tokens(request, settings.compatibility)
+        if not settings.compatibility:
+            if settings.cache_type is CacheType.CROSS:
+                tokens = request.encoder_tokens
+                if tokens is None or not usable:
+                    return []
+                return build_encoder_keys(request, tokens, settings.tokens_per_block, len(tokens), allow_partial)
+            usable = min(usable, sequence.num_tokens)
+            if sequence.beam_width > 1:
+                usable = min(usable, request.prompt_len)
+        if settings.is_recurrent_state and allow_partial:
+            usable = min(usable, request.prompt_len - 1)
+            allow_partial = settings.compatibility
+        return build_block_keys(request, settings.tokens_per_block, usable, allow_partial)
+
     def store_context_blocks(self, sequence: GenerationRequest, request: LlmRequest) -> None:
         """Store the full blocks computed so far. C++: storeContextBlocks."""
         window = sequence.get_window(self._settings.window_size)
-        keys = build_block_keys(
-            request, self._settings.tokens_per_block, usable_tokens(request, self._settings.compatibility), False
-        )
+        keys = self._keys(sequence, request, False)
         if self._settings.compatibility and self._settings.is_swa:
             self.store_blocks(keys, self._visible_blocks(window, len(keys)))
         else:
@@ -302,8 +329,10 @@ class BlockStorer:
         usable = request.get_num_tokens(0) - 1
         if usable < 0 or usable % self._settings.tokens_per_block:
             return
-        if not self._settings.compatibility and usable_tokens(request) < usable:
-            return
+        if not self._settings.compatibility and (
+            usable > min(usable_tokens(request), sequence.num_tokens) or self._settings.cache_type is CacheType.CROSS
+        ):
+            return  # not computed yet, or not what a cross cache holds
         keys = build_block_keys(request, self._settings.tokens_per_block, usable, True)
         blocks = self._blocks_of_beam_0(sequence, request, self._sequences.get_window(sequence.request_id))
         if 2 <= len(keys) <= len(blocks):
@@ -324,11 +353,7 @@ class BlockStorer:
 
         A recurrent window stores snapshots of the prompt only. C++: storeBlocksForReuse.
         """
-        usable, allow_partial = usable_tokens(request, self._settings.compatibility), True
-        if self._settings.is_recurrent_state:
-            usable = min(usable, request.prompt_len - 1)
-            allow_partial = self._settings.compatibility
-        keys = build_block_keys(request, self._settings.tokens_per_block, usable, allow_partial)
+        keys = self._keys(sequence, request, True)
         window = self._sequences.get_window(sequence.request_id)
         blocks = self._blocks_of_beam_0(sequence, request, window)
         return self.store_blocks(keys, blocks, pin_blocks, window)
