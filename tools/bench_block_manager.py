@@ -268,9 +268,7 @@ def _cells(row: Row) -> list[str]:
     if row.unit == "bytes":
         block, token = row.values["bytes_per_block"], row.values["bytes_per_cached_token"]
         return ["", "", "", "", f"{block:.0f} a block", f"{token:.2f} a cached token"]
-    return [
-        f"{row.values[key]:,.1f}" if row.values.get(key) else "" for key in (*PHASES, "prompt", "total")
-    ]
+    return [f"{row.values[key]:,.1f}" if row.values.get(key) else "" for key in (*PHASES, "prompt", "total")]
 
 
 def _ratio_text(row: Row) -> str:

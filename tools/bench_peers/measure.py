@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
+
 from bench_peers.system import Pool, System
 from bench_peers.tokens import generated, read_rows, unique
-
-import numpy as np
 
 _BATCH = 50
 """Requests whose tokens are made at a time."""
