@@ -87,7 +87,11 @@ def groups(arguments: argparse.Namespace) -> list[Group]:
     same_start = [{"case": "siblings_after_bos", "size": count} for count in (10, arguments.scale // 100)]
     lengths = [{"case": "new_prompt", "size": length} for length in (size // 32, size // 4, size, size * 4)]
     millions = ("3M pool", "30M pool", "300M pool")
-    memory = {"case": "memory", "capacity_tokens": arguments.scale * 320, "size": arguments.scale * 10}
+    memory = {
+        "case": "memory",
+        "capacity_tokens": arguments.scale * 320,
+        "size": max(arguments.scale * 10, 256 * arguments.tokens_per_block),
+    }
     return [
         Group("trace-30M", f"trace, first {n:,}, pool 30M tokens", everyone, [trace]),
         Group("trace-3M", f"trace, first {n:,}, pool 3M tokens", everyone, [{**trace, "capacity_tokens": 3_000_000}]),
@@ -268,9 +272,7 @@ def _cells(row: Row) -> list[str]:
     if row.unit == "bytes":
         block, token = row.values["bytes_per_block"], row.values["bytes_per_cached_token"]
         return ["", "", "", "", f"{block:.0f} a block", f"{token:.2f} a cached token"]
-    return [
-        f"{row.values[key]:,.1f}" if row.values.get(key) else "" for key in (*PHASES, "prompt", "total")
-    ]
+    return [f"{row.values[key]:,.1f}" if row.values.get(key) else "" for key in (*PHASES, "prompt", "total")]
 
 
 def _ratio_text(row: Row) -> str:

@@ -5,6 +5,7 @@ store, decode and remove. Making tokens and bringing them into a system's form i
 request, hashing or key building is inside. What a system frees is deleted outside the times as well.
 """
 
+# ruff: noqa: E402 - paths and stand-ins have to be in place before the imports
 from __future__ import annotations
 
 import gc
@@ -21,10 +22,10 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
+
 from bench_peers.system import Pool, System
 from bench_peers.tokens import generated, read_rows, unique
-
-import numpy as np
 
 _BATCH = 50
 """Requests whose tokens are made at a time."""
