@@ -87,7 +87,11 @@ def groups(arguments: argparse.Namespace) -> list[Group]:
     same_start = [{"case": "siblings_after_bos", "size": count} for count in (10, arguments.scale // 100)]
     lengths = [{"case": "new_prompt", "size": length} for length in (size // 32, size // 4, size, size * 4)]
     millions = ("3M pool", "30M pool", "300M pool")
-    memory = {"case": "memory", "capacity_tokens": arguments.scale * 320, "size": arguments.scale * 10}
+    memory = {
+        "case": "memory",
+        "capacity_tokens": arguments.scale * 320,
+        "size": max(arguments.scale * 10, 256 * arguments.tokens_per_block),
+    }
     return [
         Group("trace-30M", f"trace, first {n:,}, pool 30M tokens", everyone, [trace]),
         Group("trace-3M", f"trace, first {n:,}, pool 3M tokens", everyone, [{**trace, "capacity_tokens": 3_000_000}]),
