@@ -1093,10 +1093,10 @@ def _commit_hashes(blocks: Sequence[KVCacheBlock], keys: Sequence[PackedKey]) ->
     hashes = []
     value = 0
     for block, key in zip(blocks, keys, strict=True):
-        is_known = block.lookup_node is not None and block.block_key == key
-        value = block.hash if is_known else hash_block_key(key, value)
+        value = hash_block_key(key, value)
         if block.is_detached and not block.is_placeholder:
             block.set_block_key(key, is_full=True)
+        if block.block_key == key and not block.is_placeholder:
             block.set_hash(value)
         hashes.append(value)
     return hashes
