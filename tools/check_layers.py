@@ -70,7 +70,15 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("the manager", ("block_budget", "kv_cache_manager")),
     (
         "around a manager",
-        ("invariants", "page_tables", "kv_cache_event_consumer", "attention_dp_gather", "exporters.*", "nano.*"),
+        (
+            "invariants",
+            "page_tables",
+            "picture",
+            "kv_cache_event_consumer",
+            "attention_dp_gather",
+            "exporters.*",
+            "nano.*",
+        ),
     ),
     ("users of a manager", ("scheduler.*", "resource_manager.*", "executor.*", "sizing.*")),
     ("traces", ("replay.*", "verify.*")),
