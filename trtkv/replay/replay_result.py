@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from trtkv.replay.trace import RequestTrace
     from trtkv.stats import KvCacheIterationStats
 
+SYSTEM_NAME = "tensorrt-llm"
+
 BLOCK_HIT_RATE = (
     "prompt blocks found in the cache / prompt blocks asked for, summed over windows; "
     "a block found in part counts as found"
@@ -150,6 +152,7 @@ class ReplayResult:
             "reused": self.reused,
             "missed": self.missed,
             "prepopulated_tokens": counts.prepopulated_tokens,
+            "system": SYSTEM_NAME,
             "format": self.trace.format,
             "block_size": self.trace.block_size,
             "trace_requests": len(self.trace.requests),

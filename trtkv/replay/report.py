@@ -60,17 +60,17 @@ def notes(result: ReplayResult) -> list[str]:
 
 
 @contextmanager
-def progress_bar(total: int) -> Iterator[Callable[[int], None] | None]:
-    """A bar on standard error, fed with the number of requests done; None when that is no terminal."""
-    if not sys.stderr.isatty():
+def progress_bar(total: int, *, what: str = "replay", quiet: bool = False) -> Iterator[Callable[[int], None] | None]:
+    """A bar on standard error, fed with the number done; None when that is no terminal, or when quiet."""
+    if quiet or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("replay"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("replay", total=total)
+        task = progress.add_task(what, total=total)
         step = max(1, total // 200)
         shown = 0
 
