@@ -71,7 +71,7 @@ def measure_reuse(
 ) -> tuple[ReuseDistances, list[WorkingSets]]:
     """Distances of all reused blocks, and working sets of windows of so many requests, from a finished tree.
 
-    ``num_findable``: for each request, how many of its leading blocks it looks for; the others are touched all the same.
+    ``num_findable``: for each request, how many of its leading blocks it looks for; the others are touched too.
     """
     last_touch: dict[Edge, int] = {}
     blocks_by_touch = FenwickTree(num_requests)
