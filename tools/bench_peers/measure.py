@@ -5,7 +5,6 @@ store, decode and remove. Making tokens and bringing them into a system's form i
 request, hashing or key building is inside. What a system frees is deleted outside the times as well.
 """
 
-# ruff: noqa: E402 - paths and stand-ins have to be in place before the imports
 from __future__ import annotations
 
 import gc

@@ -1,6 +1,5 @@
 """This project's KVCacheManager. Variants: lazy, preallocated, events, events-plain-hash."""
 
-# ruff: noqa: E402 - paths and stand-ins have to be in place before the imports
 from __future__ import annotations
 
 import sys
