@@ -121,8 +121,11 @@ class KVCacheManager:
     ) -> None:
         if sink_token_length:
             raise ConfigurationError(f"sink_token_length is {sink_token_length}; sink tokens are not supported, give 0")
-        if max_beam_width < 1:
-            raise ConfigurationError(f"max_beam_width is {max_beam_width}; give at least 1")
+        _check_at_least_one(
+            max_beam_width=max_beam_width,
+            max_num_sequences=max_num_sequences,
+            chunk_size=1 if chunk_size is None else chunk_size,
+        )
         indexer = IndexerKCacheSettings(
             indexer_k_cache_quant_block_size, indexer_k_cache_index_head_dim, indexer_k_cache_use_fp4
         )
@@ -184,6 +187,10 @@ class KVCacheManager:
         self._max_num_tokens = self.max_blocks_per_seq * tokens_per_block  # that block tables have columns for
         self._lock = threading.RLock()
         manager = self._block_manager
+        self._num_table_values = max(
+            pool.num_primary_blocks * pool.kv_factor * (1 if pool.layer_first_layout else pool.num_layers)
+            for pool in manager.pools
+        )
         self._pool_tensors = PoolTensors(
             manager.pools,
             [(manager.get_layer_pool_idx(i), manager.get_pool_layer_idx(i)) for i in range(manager.num_layers)],
@@ -917,20 +924,7 @@ class KVCacheManager:
         import numpy as np
 
         table = np.asarray(output)
-        needed = max(len(ids) for window, _ in self._windows for ids in sequence.get_cache_block_ids(window))
-        first, last = output_slot_offset, output_slot_offset + sequence.beam_width
-        is_fit = table.dtype == np.int32 and table.ndim == 4 and table.shape[2] == 2
-        if (
-            not is_fit
-            or first < 0
-            or table.shape[0] < self.num_pools
-            or table.shape[1] < last
-            or table.shape[3] < needed
-        ):
-            raise InvalidInputError(
-                f"rows {first} to {last - 1} of request {sequence.request_id} need an int32 table of at least "
-                f"[{self.num_pools}, {last}, 2, {needed}], it is {table.dtype} {list(table.shape)}"
-            )
+        self._check_offset_table(table, output_slot_offset, sequence)
         longest = pool_idx = 0
         for window_size, manager in self._windows:
             window = sequence.get_window(window_size)
@@ -948,6 +942,11 @@ class KVCacheManager:
         return longest
 
     def _check_offset_table(self, table: Any, first_row: int, sequence: GenerationRequest) -> None:
+        if self._num_table_values > MAX_INT32:
+            raise InvalidInputError(
+                f"a pool has {self._num_table_values} K and V blocks, entries of 32 bits cannot tell them apart; "
+                "use fewer blocks or layers per pool"
+            )
         width = max(len(ids) for window, _ in self._windows for ids in sequence.get_cache_block_ids(window))
         needed = [self.num_pools, first_row + sequence.beam_width, 2, width]
         shape = list(table.shape)
@@ -1076,6 +1075,12 @@ class KVCacheManager:
     calculate_window_size_to_share = staticmethod(capacity_estimation.calculate_window_size_to_share)
 
 
+def _check_at_least_one(**counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise ConfigurationError(f"{name} is {count}; give at least 1")
+
+
 def _check_same_request(request_id: RequestId, llm_request: LlmRequest) -> None:
     if llm_request.request_id != request_id:
         raise InvalidInputError(
@@ -1088,10 +1093,10 @@ def _commit_hashes(blocks: Sequence[KVCacheBlock], keys: Sequence[PackedKey]) ->
     hashes = []
     value = 0
     for block, key in zip(blocks, keys, strict=True):
-        is_known = block.lookup_node is not None and block.block_key == key
-        value = block.hash if is_known else hash_block_key(key, value)
+        value = hash_block_key(key, value)
         if block.is_detached and not block.is_placeholder:
             block.set_block_key(key, is_full=True)
+        if block.block_key == key and not block.is_placeholder:
             block.set_hash(value)
         hashes.append(value)
     return hashes
