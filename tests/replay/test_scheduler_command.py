@@ -105,7 +105,8 @@ def test_options_that_do_not_belong_together_are_refused_in_one_line(arguments, 
     code, out, err = trtkv(*arguments)
     assert (code, out) == (2, "")
     assert words in err
-    assert err.startswith("error: ") and err.count("\n") == 1
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
 
 
 def test_a_trace_without_a_clock_cannot_arrive_by_its_times(tmp_path):
