@@ -119,7 +119,7 @@ def test_command_is_there_and_says_what_it_does(name: str) -> None:
 
 
 def test_help_loads_no_heavy_package(repository_root: Path) -> None:
-    heavy = ["cupy", "matplotlib", "numba", "numpy", "plotly", "torch", "xxhash"]
+    heavy = ["cupy", "matplotlib", "numba", "numpy", "torch", "xxhash"]
     program = (
         "import sys, trtkv.cli\n"
         "try:\n    trtkv.cli.app(['--help'])\n"

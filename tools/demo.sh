@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/demo.sh [TRACE]: replay a request trace (Mooncake rows) through the block manager and show the report.
+# tools/demo.sh [TRACE]: replay a request trace (any format that trtkv replay tells apart) through the block manager and show the report.
 # Without TRACE a chat trace is generated. Makes .venv on first use; needs neither torch nor a GPU.
 # Results go to .demo/ in the repository, or to TRTKV_DEMO_DIR.
 set -euo pipefail
@@ -19,9 +19,12 @@ prepare_python demo '"$python" -m pip install --quiet --editable .'
 out=${TRTKV_DEMO_DIR:-$root/.demo}
 mkdir -p "$out"
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-if [ $# -eq 0 ]; then
-    trace=$out/chat.jsonl
-    "$python" -m trtkv trace generate --kind chat --requests 300 --seed 1 --output "$trace"
+if [ $# -eq 1 ]; then
+    "$python" -m trtkv replay "$trace" --block-size 512 --tokens-per-block 64 \
+        --capacity-tokens 3000000 --live 64 --json "$out/report.json"
+    exit
 fi
+trace=$out/chat.jsonl
+"$python" -m trtkv trace generate --kind chat --requests 300 --seed 1 --output "$trace"
 "$python" -m trtkv replay "$trace" --format mooncake --block-size 512 --tokens-per-block 64 \
     --capacity-tokens 200000 --live 16 --json "$out/report.json"

@@ -104,7 +104,8 @@ class BlockBudget:
         if window_size == RECURRENT_STATES and linear is not None:
             return linear.calc_num_blocks_needed_for_req(cached_len, tokens_per_block, self._enable_block_reuse)
         num_shared = cached_len // tokens_per_block
-        required = num_shared + ceil_div(cached_len % tokens_per_block, tokens_per_block) * llm_request.beam_width
+        num_last = 1 if self._is_cross and not self._compatibility else llm_request.beam_width
+        required = num_shared + ceil_div(cached_len % tokens_per_block, tokens_per_block) * num_last
         if not credit_reuse or not self._uses_summary(llm_request):
             return required
         summary = self._analyze_prefix_reuse(llm_request) if cached_summary is None else cached_summary

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from hashlib import sha256
 from importlib.util import find_spec
 from typing import Final, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -332,6 +333,20 @@ def build_block_keys_of(
         _make_key(request, tokens, start, min(start + tokens_per_block, end))
         for start in range(0, end, tokens_per_block)
     ]
+
+
+def build_encoder_keys(
+    request: LlmRequest, tokens: array[int], tokens_per_block: int, usable_size: int, allow_partial: bool
+) -> list[PackedKey]:
+    """Packed keys of encoder tokens; equal only for equal whole inputs.
+
+    An encoder looks both ways, so its states depend on all tokens: a common beginning is not enough to share blocks.
+    The digest of the whole input therefore stands in every key, together with the request's salt.
+    """
+    keys = build_block_keys_of(request, tokens, tokens_per_block, usable_size, allow_partial)
+    salt = f"{request.cache_salt!r} of encoder input {sha256(tokens.tobytes()).hexdigest()}"
+    packed = (key if isinstance(key, tuple) else (key, None, None, None, ()) for key in keys)
+    return [_pack(data, extra_ids, lora, salt, extra_keys) for data, extra_ids, lora, _, extra_keys in packed]
 
 
 def make_empty_key(request: LlmRequest, position: int) -> PackedKey:

@@ -30,6 +30,7 @@ from trtkv.kv_cache_events import KVCacheCreatedData, KVCacheEvent
 from trtkv.linear_attention import LinearAttentionMetadata
 from trtkv.llm_request import LlmRequest
 from trtkv.radix_block_tree import UnifiedBlockTree
+from trtkv.retention_config import MAX_RETENTION_PRIORITY, MIN_RETENTION_PRIORITY
 from trtkv.stats import KvCacheIterationStats
 from trtkv.window_block_manager import WindowBlockManager
 from trtkv.window_block_manager.pools import IndexerKCacheSettings
@@ -542,7 +543,39 @@ def _check_settings(settings: CacheSettings) -> None:
                 f"recurrent states need a full-attention window of max_sequence_length "
                 f"{settings.max_sequence_length} beside them; windows are {sorted(settings.blocks_per_window)}"
             )
+        if linear.all_recurrent_states_bytes < 1:
+            raise ConfigurationError(
+                f"all_recurrent_states_bytes is {linear.all_recurrent_states_bytes}; give the bytes of a layer's states"
+            )
+    _check_shapes(settings)
     _check_unique(entry.window_size for entry in settings.pool_configurations)
+
+
+def _check_shapes(settings: CacheSettings) -> None:
+    """Sizes that pools and their tables are made from."""
+    for layer, num_heads in enumerate(settings.num_kv_heads_per_layer):
+        if num_heads < 1:
+            raise ConfigurationError(f"layer {layer} has {num_heads} KV heads; give at least 1")
+    for size_per_head in (settings.size_per_head, *(entry.size_per_head for entry in settings.pool_configurations)):
+        if size_per_head < 1:
+            raise ConfigurationError(f"size_per_head is {size_per_head}; give at least 1 element")
+    indexer = settings.indexer_k_cache
+    if indexer is not None and (indexer.quant_block_size < 1 or indexer.index_head_dim < 0):
+        raise ConfigurationError(
+            f"index keys have head size {indexer.index_head_dim} and {indexer.quant_block_size} elements per scale; "
+            "give at least 0 and 1"
+        )
+    priority = settings.secondary_offload_min_priority
+    if priority is not None and not MIN_RETENTION_PRIORITY <= priority <= MAX_RETENTION_PRIORITY:
+        raise ConfigurationError(
+            f"secondary_offload_min_priority is {priority}; give {MIN_RETENTION_PRIORITY} to {MAX_RETENTION_PRIORITY}"
+        )
+    unknown = {entry.window_size for entry in settings.pool_configurations} - set(settings.max_attention_window_vec)
+    if unknown and not settings.compatibility:
+        raise ConfigurationError(
+            f"pool_configurations name windows {sorted(unknown)}, no layer has them; "
+            f"windows are {sorted(set(settings.max_attention_window_vec))}"
+        )
 
 
 def _check_unique(window_sizes: Iterable[WindowSize]) -> None:

@@ -22,6 +22,7 @@ EXIT_BAD_INPUT: Final = 2
 
 COMMANDS: Final = {
     "replay": "trtkv.commands.replay:replay",
+    "sweep": "trtkv.commands.sweep:sweep",
     "size": "trtkv.commands.size:size",
     "verify": "trtkv.commands.verify:verify",
     "trace": "trtkv.commands.trace:trace_app",

@@ -18,10 +18,18 @@ class SequenceWindow:
     ``block_ids``: per beam the ids shown to callers; out-of-window positions keep their old id.
     ``slots``: per beam the slot each position had when its table entry was written (NULL_ENTRY: none).
     ``num_stored``: leading blocks that were all found in the tree at their position by the last store, the last
-    of them under ``last_stored_key``.
+    of them under ``last_stored_key``, when ``num_shared_moves`` shared blocks had been stored at another place.
     """
 
-    __slots__ = ("block_ids", "held", "last_stored_key", "num_front_blocks_removed", "num_stored", "slots")
+    __slots__ = (
+        "block_ids",
+        "held",
+        "last_stored_key",
+        "num_front_blocks_removed",
+        "num_shared_moves",
+        "num_stored",
+        "slots",
+    )
 
     def __init__(self, beam_width: int) -> None:
         self.held: list[KVCacheBlock] = []
@@ -29,6 +37,7 @@ class SequenceWindow:
         self.slots: list[array[int]] = [array("i") for _ in range(beam_width)]
         self.num_front_blocks_removed = 0
         self.num_stored = 0
+        self.num_shared_moves = 0
         self.last_stored_key: object = None
 
 

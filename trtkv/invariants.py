@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from trtkv.block_key import BlockKey, PackedKey, build_block_keys_of, hash_block_key, num_key_tokens
+from trtkv.block_key import BlockKey, PackedKey, build_block_keys_of, build_encoder_keys, hash_block_key, num_key_tokens
 from trtkv.common import (
     PLACEHOLDER_BLOCK_ID,
     PLACEHOLDER_LEVEL,
@@ -510,6 +510,7 @@ class _SequenceKeys:
         self._tree = tree
         self._tokens_per_block = manager.tokens_per_block
         is_cross = manager.cache_type is CacheType.CROSS and not manager.compatibility
+        self._build_keys = build_encoder_keys if is_cross else build_block_keys_of
         self._tokens = [
             (request.encoder_tokens or array("i"))
             if is_cross
@@ -549,4 +550,4 @@ class _SequenceKeys:
         return key == keys[block_idx] or key == self._build(tokens, end)[block_idx]
 
     def _build(self, tokens: array[int], length: int) -> list[PackedKey]:
-        return build_block_keys_of(self._request, tokens, self._tokens_per_block, length, True)
+        return self._build_keys(self._request, tokens, self._tokens_per_block, length, True)

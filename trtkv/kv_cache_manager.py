@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +15,7 @@ from trtkv.block_key import (
     PackedKey,
     build_block_keys,
     build_block_keys_of,
+    build_encoder_keys,
     check_multimodal_input,
     hash_block_key,
 )
@@ -119,8 +121,11 @@ class KVCacheManager:
     ) -> None:
         if sink_token_length:
             raise ConfigurationError(f"sink_token_length is {sink_token_length}; sink tokens are not supported, give 0")
-        if max_beam_width < 1:
-            raise ConfigurationError(f"max_beam_width is {max_beam_width}; give at least 1")
+        _check_at_least_one(
+            max_beam_width=max_beam_width,
+            max_num_sequences=max_num_sequences,
+            chunk_size=1 if chunk_size is None else chunk_size,
+        )
         indexer = IndexerKCacheSettings(
             indexer_k_cache_quant_block_size, indexer_k_cache_index_head_dim, indexer_k_cache_use_fp4
         )
@@ -182,6 +187,10 @@ class KVCacheManager:
         self._max_num_tokens = self.max_blocks_per_seq * tokens_per_block  # that block tables have columns for
         self._lock = threading.RLock()
         manager = self._block_manager
+        self._num_table_values = max(
+            pool.num_primary_blocks * pool.kv_factor * (1 if pool.layer_first_layout else pool.num_layers)
+            for pool in manager.pools
+        )
         self._pool_tensors = PoolTensors(
             manager.pools,
             [(manager.get_layer_pool_idx(i), manager.get_pool_layer_idx(i)) for i in range(manager.num_layers)],
@@ -767,10 +776,15 @@ class KVCacheManager:
     ) -> PrefixReuseSummary:
         """Count cached full blocks of a request's tokens (beam 0, or those given). One window only.
 
-        Changes nothing. C++: analyzePrefixReuse.
+        A cross cache counts those of the encoder input, whatever is given. Changes nothing. C++: analyzePrefixReuse.
         """
         with self._lock:
-            if tokens is None or tokens is llm_request.get_tokens(0):
+            if self.cross_kv and not self._compatibility:
+                encoder_tokens = llm_request.encoder_tokens or array("i")
+                keys = build_encoder_keys(
+                    llm_request, encoder_tokens, self._tokens_per_block, len(encoder_tokens), False
+                )
+            elif tokens is None or tokens is llm_request.get_tokens(0):
                 keys = build_block_keys(llm_request, self._tokens_per_block, llm_request.get_num_tokens(0), False)
             else:
                 others = to_token_array(tokens)
@@ -940,6 +954,22 @@ class KVCacheManager:
                 pool_idx += 1
         return longest
 
+    def _check_offset_table(self, table: Any, first_row: int, sequence: GenerationRequest) -> None:
+        if self._num_table_values > MAX_INT32:
+            raise InvalidInputError(
+                f"a pool has {self._num_table_values} K and V blocks, entries of 32 bits cannot tell them apart; "
+                "use fewer blocks or layers per pool"
+            )
+        width = max(len(ids) for window, _ in self._windows for ids in sequence.get_cache_block_ids(window))
+        needed = [self.num_pools, first_row + sequence.beam_width, 2, width]
+        shape = list(table.shape)
+        is_large = len(shape) == 4 and all(size >= least for size, least in zip(shape, needed, strict=True))
+        if table.dtype.name != "int32" or first_row < 0 or not is_large:
+            raise InvalidInputError(
+                f"request {sequence.request_id} from row {first_row} on needs an int32 table of at least {needed}, "
+                f"it is {table.dtype} {shape}"
+            )
+
     def get_block_offsets_of_batch(
         self, output: Any, first_batch_slot_idx: int, batch_size: int, beam_width: int
     ) -> None:
@@ -1058,6 +1088,12 @@ class KVCacheManager:
     calculate_window_size_to_share = staticmethod(capacity_estimation.calculate_window_size_to_share)
 
 
+def _check_at_least_one(**counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise ConfigurationError(f"{name} is {count}; give at least 1")
+
+
 def _check_same_request(request_id: RequestId, llm_request: LlmRequest) -> None:
     if llm_request.request_id != request_id:
         raise InvalidInputError(
@@ -1070,10 +1106,10 @@ def _commit_hashes(blocks: Sequence[KVCacheBlock], keys: Sequence[PackedKey]) ->
     hashes = []
     value = 0
     for block, key in zip(blocks, keys, strict=True):
-        is_known = block.lookup_node is not None and block.block_key == key
-        value = block.hash if is_known else hash_block_key(key, value)
+        value = hash_block_key(key, value)
         if block.is_detached and not block.is_placeholder:
             block.set_block_key(key, is_full=True)
+        if block.block_key == key and not block.is_placeholder:
             block.set_hash(value)
         hashes.append(value)
     return hashes

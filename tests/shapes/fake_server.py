@@ -145,9 +145,7 @@ class FakeServer:
         self.check()
 
     def remove(self, request: LlmRequest, store: bool = True) -> None:
-        """Nothing of a request at position 0 is stored: its tokens would count as computed."""
         del self.running[request.request_id]
-        store = store and request.context_current_position > 0
         self.documents.append(list(request.get_tokens(0)))
         self.manager.remove_sequence(request.request_id, request if store else None)
         self.events["removals"] += 1

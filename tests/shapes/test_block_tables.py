@@ -241,7 +241,7 @@ def test_a_table_that_does_not_fit_is_left_alone(shape, dtype, first_row):
     manager = make_heads_manager([1], [64])
     add(manager, make_request(0, 6, beam_width=2))
     table = np.full(shape, UNSET, dtype=dtype)
-    with pytest.raises(InvalidInputError, match="need an int32 table of at least"):
+    with pytest.raises(InvalidInputError, match="needs an int32 table of at least"):
         manager.copy_block_offsets(table, first_row, 0)
     assert (table == UNSET).all()
 

@@ -36,14 +36,13 @@ class Scenario:
     pins: bool = False
     truncation: bool = False
     events: bool = False
-    by_hand: bool = False
     vocabulary: int = 2
     max_prompt: int = 30
     max_live: int = 5
 
 
-class FixedConnector:
-    """Promises a number of tokens that the program sets."""
+class GreedyConnector:
+    """Loads nothing, unless told to promise a number of tokens."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -52,7 +51,7 @@ class FixedConnector:
         return self.num_tokens
 
 
-class RandomProgram:
+class CheckedProgram:
     """One program. ``run`` performs actions until an action breaks a rule."""
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
@@ -61,6 +60,7 @@ class RandomProgram:
         self.clock = FakeClock()
         self.events = make_event_manager(100_000) if scenario.events else None
         options = {"tokens_per_block": 4, "max_sequence_length": 64, **scenario.options}
+        self.connector = GreedyConnector() if len(scenario.windows) == 1 else None
         self.memory = FakeMemory(options["tokens_per_block"])
         self.manager = make_kv_cache_manager(
             windows=scenario.windows,
@@ -68,6 +68,7 @@ class RandomProgram:
             clock=self.clock,
             event_manager=self.events,
             copy_engine=self.memory,
+            kv_cache_connector_manager=self.connector,
             **options,
         )
         if scenario.drafts:
@@ -449,6 +450,11 @@ class RandomProgram:
             self._unpin_what_is_not_pinned,
             self._remove_twice_in_simulation,
             self._add_with_wrong_lengths,
+            self._let_connector_promise_too_much,
+            self._leave_window_with_beams,
+            self._ask_budget_of_unknown_window,
+            self._give_wrong_request,
+            self._add_image_without_place,
         )
         self.random.choice(options)()
 
@@ -521,6 +527,49 @@ class RandomProgram:
             self._must_fail(InvalidInputError, "unpin_blocks_by_id", [*pinned, self.random.choice(free)])
         if pinned:
             self._must_fail(InvalidInputError, "unpin_blocks_by_id", [*pinned, pinned[0]])
+
+    def _let_connector_promise_too_much(self) -> None:
+        if self.connector is None or not self.manager.enable_block_reuse:
+            return
+        self.connector.num_tokens = 1000
+        requests = [request for request in (self.make_request(4), self.make_request(9)) if not request.is_dummy_request]
+        infos = [(request.request_id, request.prompt_len, request.beam_width) for request in requests]
+        if requests:
+            self._must_fail(TrtkvError, "add_sequence_batch", infos, requests)
+        self.connector.num_tokens = 0
+
+    def _leave_window_with_beams(self) -> None:
+        """Several beams cannot leave a sliding window; the token that would make them is refused."""
+        swa = [window for window, metadata in self.manager.window_sizes_metadata.items() if metadata.is_swa]
+        if not swa or self.scenario.max_beam_width == 1 or len(self.live) >= self.scenario.max_live:
+            return
+        length = min(max(swa) + 2 * self.tokens_per_block, self.scenario.max_prompt)
+        request = LlmRequest(self.next_id, self.make_tokens(length), beam_width=2)
+        self.next_id += 1
+        if self.try_call("add_sequence_batch", [(request.request_id, length, 2)], [request]):
+            for _ in range(3 * self.tokens_per_block):
+                if not self.try_call("add_token", request.request_id):
+                    break
+            self.call("remove_sequence", request.request_id)
+
+    def _ask_budget_of_unknown_window(self) -> None:
+        if request := self.pick(lambda r: r.is_generation_in_progress_state):
+            request.set_estimated_reusable_tokens(5)
+            self._must_fail(InvalidInputError, "get_needed_blocks_one_step", request, False, 12345)
+            self._must_fail(InvalidInputError, "get_remaining_blocks_to_completion", request, 12345)
+
+    def _give_wrong_request(self) -> None:
+        if request := self.pick():
+            other = self.make_request(5)
+            info = [(other.request_id, 5, 1)]
+            self._must_fail(InvalidInputError, "add_sequence_batch", info, [self.make_request(5)])
+            self._must_fail(InvalidInputError, "remove_sequence", request.request_id, other)
+            self._must_fail(InvalidInputError, "store_blocks_for_reuse", request.request_id, other)
+
+    def _add_image_without_place(self) -> None:
+        if self.manager.enable_block_reuse:
+            request = LlmRequest(self.next_id, [1, 2, 3], multimodal_input=MultimodalInput([[0] * 8]))
+            self._must_fail(InvalidInputError, "add_sequence_batch", [(self.next_id, 3, 1)], [request])
 
     def _remove_twice_in_simulation(self) -> None:
         if request := self.pick():

@@ -6,6 +6,8 @@ import pytest
 
 from tests.stress.manager_tree import read_trees
 from trtkv import KVCacheManager, LlmRequest
+from trtkv.block_key import BlockKey
+from trtkv.errors import InvalidInputError
 from trtkv.invariants import find_violations
 from trtkv.llm_request import LlmRequestState
 
@@ -121,3 +123,80 @@ def test_hash_of_a_block_does_not_depend_on_what_the_window_still_holds() -> Non
     other.remove_sequence(1, whole)
     assert slid
     assert slid < set(read_trees(other)[64])
+
+
+# -- dropping and unpinning -------------------------------------------------------------------------
+
+
+def test_truncation_drops_cached_blocks_that_nobody_holds() -> None:
+    manager = make_manager(64, 8)
+    for request_id, tail in ((1, [5, 6, 7, 8, 9, 9, 9, 9, 0]), (2, [5, 6, 7, 8, 3, 3, 3, 3, 0])):
+        request = LlmRequest(request_id, [1, 2, 3, 4, *tail], 4)
+        add(manager, request)
+        manager.remove_sequence(request_id, request)
+    assert len(read_trees(manager)[64]) == 4
+    manager.truncate_blocks([1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 9, 9], 2)
+    assert len(read_trees(manager)[64]) == 1  # the block in which the prefix ends stays
+    assert manager.num_free_blocks == 8
+    assert find_violations(manager) == []
+    level, priority, ids = manager.block_manager.window_block_managers[64].eviction_policy.free_queues()[0]
+    assert (level, priority, len(ids)) == (0, 0, 3)  # the first to be taken
+
+
+def test_truncation_leaves_held_blocks_to_their_holder() -> None:
+    manager = make_manager(64, 8)
+    request = LlmRequest(1, range(13), 4)
+    add(manager, request)
+    manager.store_context_blocks(request)
+    held = manager.get_cache_block_ids(1, 64)
+    manager.truncate_blocks(range(13), 0)
+    assert len(read_trees(manager)[64]) == 1
+    assert manager.get_cache_block_ids(1, 64) == held
+    assert manager.num_free_blocks == 4
+    manager.remove_sequence(1, request)
+    assert len(read_trees(manager)[64]) == 3
+    assert find_violations(manager) == []
+
+
+def test_unpinning_is_all_or_nothing() -> None:
+    manager = make_manager(64, 8)
+    request = LlmRequest(1, range(9), 4)
+    add(manager, request)
+    pinned = manager.store_blocks_for_reuse(1, request, pin_blocks=True)
+    for wrong in ([*pinned, pinned[0]], [pinned[0], 99], [pinned[0], -5], [7]):
+        with pytest.raises(InvalidInputError):
+            manager.unpin_blocks_by_id(wrong)
+    manager.remove_sequence(1, request)
+    assert manager.num_free_blocks == 8 - len(pinned)
+    manager.unpin_blocks_by_id(pinned)
+    assert manager.num_free_blocks == 8
+    assert find_violations(manager) == []
+
+
+def test_block_overwritten_by_an_offload_leaves_the_tree() -> None:
+    manager = KVCacheManager([1], 4, 4, {64: (4, 1)}, 8, 1, [64], max_sequence_length=64)
+    for request_id, tokens in ((1, range(5)), (2, range(50, 55))):
+        request = LlmRequest(request_id, tokens, 4)
+        add(manager, request)
+        manager.remove_sequence(request_id, request)
+    first, second = manager.block_manager.window_block_managers[64].matcher.list_blocks()
+    manager.block_manager.offload_block(first, 64)
+    assert len(read_trees(manager)[64]) == 2
+    manager.block_manager.offload_block(second, 64)  # into the only place there is
+    assert first.is_detached
+    assert not second.is_primary
+    assert len(read_trees(manager)[64]) == 1
+    assert find_violations(manager) == []
+
+
+def test_newest_of_equal_partial_matches_is_taken() -> None:
+    manager = make_manager(64)
+    requests = [LlmRequest(request_id, [1, 2, 3, last, 0], 4) for request_id, last in ((1, 8), (2, 9), (3, 7))]
+    add(manager, *requests)
+    for request in requests:
+        manager.remove_sequence(request.request_id, request)
+    request = LlmRequest(4, [1, 2, 3, 5, 0], 4)
+    manager.add_sequence_batch([(4, 5, 1)], [request])
+    assert request.prepopulated_prompt_len == 3
+    left = {block.tokens[3] for block in map(BlockKey.unpack, (e.block_key for e in read_trees(manager)[64].values()))}
+    assert left == {8, 9}  # the third was taken over

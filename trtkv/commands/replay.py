@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtkv.commands.format_choice import FormatChoice
+from trtkv.commands.replay_extras import ExtraOptions, add_extras, check_bounds, check_extras, write_extras
 from trtkv.commands.scheduler_replay import (
     ArrivalsChoice,
     ChunkPolicyChoice,
@@ -121,6 +122,18 @@ def replay(
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Give every prompt token a cause: found, or why not.")
+    ] = False,
+    explain_file: Annotated[
+        str | None,
+        typer.Option("--explain-requests", metavar="FILE", help="Write the causes of each request as CSV."),
+    ] = None,
+    curve: Annotated[int | None, typer.Option(metavar="N", help="Run at N other capacities too, on all cores.")] = None,
+    html_file: Annotated[
+        str | None,
+        typer.Option("--html", metavar="FILE", help="Write one self-contained page, with --explain and --bounds."),
+    ] = None,
 ) -> None:
     """Replay a request trace through the manager and report hit rates.
 
@@ -153,17 +166,20 @@ def replay(
         record,
     )
     loop_config = _loop_config(scheduler_options, config, system, bounds)
-    _check_writable(json_file)
-    _check_writable(record)
+    extras = ExtraOptions(explain, explain_file, bounds, curve, html_file)
+    is_plain_replay = loop_config is None and system is SystemChoice.TENSORRT_LLM
+    check_extras(extras, is_plain_replay=is_plain_replay)
+    for path in (json_file, record, *extras.files):
+        _check_writable(path)
     options = ReadOptions(block_size, tokenizer, chat_template)
     requests = _read(trace, trace_format.format_name, options, lenient, limit)
     if loop_config is not None:
         show_loop_result(_run_loop(requests, loop_config, record), json_file)
         return
-    shown_bounds = _bounds(requests, config, system) if bounds else None
-    if system is SystemChoice.TENSORRT_LLM:
-        _show(_run(requests, config), shown_bounds, json_file)
+    if is_plain_replay:
+        _show(_run(requests, config, extras), json_file)
     else:
+        shown_bounds = _bounds(requests, config, system) if bounds else None
         _show_nano(_run_nano(requests, config, system), shown_bounds, json_file)
 
 
@@ -208,8 +224,6 @@ def _bounds(trace: RequestTrace, config: ReplayConfig, system: SystemChoice) -> 
     from trtkv.errors import InvalidInputError
     from trtkv.replay.bounds import compute_bounds
 
-    if config.windows != (None,):
-        raise InvalidInputError("--bounds is about full attention; leave --window out")
     if system is SystemChoice.NANO_SCHEDULER:
         raise InvalidInputError("--bounds is about the closed loop; use --system nano")
     return compute_bounds(
@@ -218,7 +232,7 @@ def _bounds(trace: RequestTrace, config: ReplayConfig, system: SystemChoice) -> 
         capacity_tokens=config.capacity_tokens,
         host_tokens=config.host_tokens,
         live=config.live,
-        partial_reuse=config.partial_reuse and system is SystemChoice.TENSORRT_LLM,
+        partial_reuse=False,
     ).to_json()
 
 
@@ -246,12 +260,15 @@ def _run_loop(trace: RequestTrace, config: LoopConfig, record: str | None) -> Lo
         return run_scheduler_loop(trace, config, record, progress_bar)
 
 
-def _run(trace: RequestTrace, config: ReplayConfig) -> ReplayResult:
+def _run(trace: RequestTrace, config: ReplayConfig, extras: ExtraOptions) -> ReplayResult:
     from trtkv.replay.replay_result import replay_trace
     from trtkv.replay.report import progress_bar
 
+    check_bounds(extras, trace, config)
     with progress_bar(len(trace.requests)) as progress, _without_cycle_collector():
-        result, _ = replay_trace(trace, config, progress=progress)
+        result, _ = replay_trace(trace, config, progress=progress, explain=extras.wants_causes)
+    result = add_extras(result, extras, progress_bar)
+    write_extras(result, extras)
     return result
 
 
@@ -267,19 +284,18 @@ def _without_cycle_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _show(result: ReplayResult, bounds: dict[str, Any] | None, json_file: str | None) -> None:
-    from trtkv.replay.report import notes, print_report
+def _show(result: ReplayResult, json_file: str | None) -> None:
+    from trtkv.replay.report import json_report, notes, print_report
 
     if json_file == "-":
-        sys.stdout.write(_json_text(result.to_json(), bounds))
+        sys.stdout.write(json_report(result))
         for line in notes(result):
             typer.echo(line, err=True)
         return
     print_report(result)
-    _print_bounds(bounds)
     if json_file is not None:
         with open(json_file, "w", encoding="utf-8") as stream:
-            stream.write(_json_text(result.to_json(), bounds))
+            stream.write(json_report(result))
 
 
 def _show_nano(report: dict[str, object], bounds: dict[str, Any] | None, json_file: str | None) -> None:

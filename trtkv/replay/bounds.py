@@ -17,6 +17,7 @@ from trtkv.replay.schedule import Skip, closed_loop_events, num_pool_blocks
 from trtkv.replay.symbols import BlockSymbols, TokenString, TokenSymbols, stored_tokens
 
 if TYPE_CHECKING:
+    from trtkv.replay.replay_config import ReplayConfig
     from trtkv.replay.trace import TraceRequest
 
 INFINITE: Final = "infinite"
@@ -115,6 +116,29 @@ def compute_bounds(
         prompt_tokens=sum(request.input_length for request in run),
         infinite_hit_tokens=sum(found) * unit,
         clairvoyant_hit_tokens=cache.num_hits * unit,
+    )
+
+
+def has_bounds(requests: Sequence[TraceRequest], config: ReplayConfig) -> bool:
+    """Whether bounds can be given for these settings: some window must be as wide as the longest sequence."""
+    return max(config.layer_windows(requests)) >= config.max_sequence_length(requests)
+
+
+def bounds_of(requests: Sequence[TraceRequest], config: ReplayConfig) -> Bounds | None:
+    """The bounds for a replay with these settings; None without a full-attention window.
+
+    Sliding windows beside a full one can only lower what is found. Without one, blocks that left the window need not be
+    cached at all, and more may be found than these bounds say.
+    """
+    if not has_bounds(requests, config):
+        return None
+    return compute_bounds(
+        requests,
+        tokens_per_block=config.tokens_per_block,
+        capacity_tokens=config.capacity_tokens,
+        host_tokens=config.host_tokens,
+        live=config.live,
+        partial_reuse=config.partial_reuse,
     )
 
 

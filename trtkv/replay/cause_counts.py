@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trtkv.replay.miss_causes import Segment
-    from trtkv.replay.window_history import Moment, WindowHistory
+    from trtkv.replay.window_history import WindowHistory
 
 QUANTILES: Final = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
 _COLUMN: Final = {cause: column for column, cause in enumerate(CAUSES)}
@@ -51,21 +51,23 @@ class EvictionLosses:
     def __init__(self) -> None:
         self.by_kind: Counter[LossKind] = Counter()
         self.by_request: Counter[RequestId] = Counter()
+        """By the request whose allocation or take-over it was."""
         self._weights = array("q")
         self._ages = {name: array("q") for name in ("idle_requests", "idle_tokens", "late_requests", "late_tokens")}
 
-    def add(self, segment: Segment, now: Moment) -> None:
-        """Count a segment with a removal."""
+    def add(self, segment: Segment, num_admitted: int) -> None:
+        """Count a segment with a removal, of a request that so many were admitted before."""
         removal = segment.removal
         if removal is None:
             return
         self.by_kind[LossKind(removal.reason, removal.level, removal.in_decode)] += segment.num_tokens
-        self.by_request[removal.request_id] += segment.num_tokens
+        if removal.reason in (RemovalReason.EVICTED, RemovalReason.TAKEN_OVER):
+            self.by_request[removal.request_id] += segment.num_tokens
         self._weights.append(segment.num_tokens)
         self._ages["idle_requests"].append(removal.idle_requests)
         self._ages["idle_tokens"].append(removal.idle_tokens)
-        self._ages["late_requests"].append(now.num_admitted - removal.at.num_admitted)
-        self._ages["late_tokens"].append(now.num_tokens - removal.at.num_tokens)
+        self._ages["late_requests"].append(num_admitted - removal.at.num_admitted)
+        self._ages["late_tokens"].append(removal.late_tokens)
 
     @property
     def num_tokens(self) -> int:
@@ -76,17 +78,18 @@ class EvictionLosses:
         """Smallest value that this share of the tokens does not exceed, for each kind of age."""
         if not self._weights:
             return {}
-        weights = np.frombuffer(self._weights, dtype=np.int64)
         result = {}
-        for name, values in self._ages.items():
-            numbers = np.frombuffer(values, dtype=np.int64)
-            order = np.argsort(numbers, kind="stable")
-            reached = np.cumsum(weights[order])
+        for name in self._ages:
+            ages, reached = self.cumulative(name)
             wanted = {key: max(1, int(np.ceil(share * reached[-1]))) for key, share in QUANTILES.items()}
-            result[name] = {
-                key: int(numbers[order[int(np.searchsorted(reached, tokens))]]) for key, tokens in wanted.items()
-            }
+            result[name] = {key: int(ages[int(np.searchsorted(reached, tokens))]) for key, tokens in wanted.items()}
         return result
+
+    def cumulative(self, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Ages of one kind in ascending order, and the tokens up to each, int64, shape [parts] both."""
+        ages = np.frombuffer(self._ages[name], dtype=np.int64)
+        order = np.argsort(ages, kind="stable")
+        return ages[order], np.cumsum(np.frombuffer(self._weights, dtype=np.int64)[order])
 
 
 class CauseCounts:
@@ -105,14 +108,14 @@ class CauseCounts:
         """Requests admitted so far."""
         return len(self._rows)
 
-    def add(self, request_id: RequestId, prompt_len: int, found: int, segments: Sequence[Segment], now: Moment) -> None:
+    def add(self, request_id: RequestId, prompt_len: int, found: int, segments: Sequence[Segment]) -> None:
         """Count a request. Raises LogicError if its tokens are not covered exactly."""
         row = array("q", bytes(8 * len(CAUSES)))
         row[_COLUMN[Cause.HIT]] = found
         for segment in segments:
             row[_COLUMN[segment.cause]] += segment.num_tokens
             self.same_batch_tokens += segment.num_tokens if segment.same_batch else 0
-            self.losses.add(segment, now)
+            self.losses.add(segment, self.num_requests)
         check(sum(row) == prompt_len, f"causes of request {request_id} sum to {sum(row)} of {prompt_len} tokens")
         self._rows[request_id] = row
 

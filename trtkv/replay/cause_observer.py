@@ -118,7 +118,7 @@ class CauseObserver:
                     f"request {request.request_id} found {request.prepopulated_prompt_len} tokens, its history says "
                     f"{found}"
                 )
-            self.counts.add(request.request_id, request.prompt_len, found, segments, self._now(self.windows[0]))
+            self.counts.add(request.request_id, request.prompt_len, found, segments)
         self.counts.sample(self.windows)
 
     def stored(self, request: LlmRequest) -> None:
@@ -207,9 +207,8 @@ class CauseObserver:
         if self._tokens is None:
             return segments
         num_seen = self._tokens.add(request.request_id, num_tokens)
-        if segments and segments[-1].cause is Cause.COLD:
-            num_cold = segments[-1].num_tokens
-            num_other = max(0, num_seen - (num_tokens - num_cold))
-            parts = [Segment(Cause.OTHER_KEY, num_other), Segment(Cause.COLD, num_cold - num_other)]
-            segments[-1:] = [part for part in parts if part.num_tokens]
-        return segments
+        num_cold = sum(segment.num_tokens for segment in segments if segment.cause is Cause.COLD)
+        num_other = max(0, num_seen - (num_tokens - num_cold))
+        parts = [Segment(Cause.OTHER_KEY, num_other), Segment(Cause.COLD, num_cold - num_other)]
+        others = [segment for segment in segments if segment.cause is not Cause.COLD]
+        return others + [part for part in parts if part.num_tokens]

@@ -6,16 +6,16 @@ import os
 from array import array
 from collections.abc import Callable, Iterable
 from math import isfinite
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple, TypeAlias, cast
 
 from trtkv.common import MAX_INT32, ceil_div
 from trtkv.errors import InvalidInputError, TraceFormatError
 from trtkv.replay.rows import JsonRows, Row, RowFaultError, open_stream
-from trtkv.replay.trace import HashIdTokens, RequestTrace, TokenIds, TokenSource, TraceRequest
+from trtkv.replay.trace import HashIdTokens, KeyConstraints, RequestTrace, TokenIds, TokenSource, TraceRequest
 
 HashId = int | str
-Arrival = tuple[float, int, int, TokenSource]
-"""Timestamp, prompt and output length, tokens: a request that has no number yet."""
+Arrival: TypeAlias = "tuple[float, int, int, TokenSource, KeyConstraints | None]"
+"""Timestamp, prompt and output length, tokens, constraints: a request that has no number yet."""
 
 _MIN_HASH_ID: Final = -(2**63)
 _MAX_HASH_ID: Final = 2**64 - 1
@@ -53,7 +53,7 @@ def read_mooncake(rows: JsonRows, block_size: int | None) -> list[TraceRequest]:
                 f"hash_ids holds {len(ids)} ids, but input_length {input_length} at block size {block_size} "
                 f"needs {needed}; check the row and --block-size"
             )
-        return timestamp, input_length, output_length, HashIdTokens(hash_ids.add(ids), block_size)
+        return timestamp, input_length, output_length, HashIdTokens(hash_ids.add(ids), block_size), None
 
     return _numbered(rows.records(convert))
 
@@ -61,7 +61,8 @@ def read_mooncake(rows: JsonRows, block_size: int | None) -> list[TraceRequest]:
 def read_tokens(rows: JsonRows, block_size: int | None = None) -> list[TraceRequest]:
     """Token-id rows: ``input_toks``, ``output_toks``, ``arrival_time_ns``, ``input_tok_ids``, ``output_tok_ids``.
 
-    Sorted by arrival time, rows of equal times in file order. Output ids are checked, not used.
+    Sorted by arrival time, rows of equal times in file order. Output ids are checked, not used. ``cache_salt`` and
+    ``lora_task_id`` may be there.
     """
 
     def convert(row: Row) -> Arrival:
@@ -70,7 +71,7 @@ def read_tokens(rows: JsonRows, block_size: int | None = None) -> list[TraceRequ
         tokens = _token_ids(row, "input_tok_ids", input_length, "input_toks")
         if "output_tok_ids" in row:
             _token_ids(row, "output_tok_ids", output_length, "output_toks")
-        return timestamp, input_length, output_length, TokenIds(tokens)
+        return timestamp, input_length, output_length, TokenIds(tokens), _constraints(row)
 
     return _numbered(sorted(rows.records(convert), key=lambda arrival: arrival[0]))
 
@@ -192,6 +193,16 @@ def _lengths(row: Row, input_key: str, output_key: str) -> tuple[int, int]:
     if input_length + output_length >= MAX_INT32:
         raise RowFaultError(f"{input_key} {input_length} plus {output_key} {output_length} does not fit 32 bits")
     return input_length, output_length
+
+
+def _constraints(row: Row) -> KeyConstraints | None:
+    """Salt and LoRA id of a row; null is as good as absent."""
+    salt, lora_task_id = row.get("cache_salt"), row.get("lora_task_id")
+    if salt is not None and not isinstance(salt, str):
+        raise RowFaultError(f"cache_salt is {salt!r:.80}, not a string")
+    if lora_task_id is not None:
+        lora_task_id = _integer(row, "lora_task_id", minimum=0)
+    return None if salt is None and lora_task_id is None else KeyConstraints(salt, lora_task_id)
 
 
 def _value(row: Row, key: str) -> object:

@@ -9,6 +9,32 @@ if TYPE_CHECKING:
 
     from trtkv.replay.trace import RequestTrace
 
+COLUMNS = (
+    "trace",
+    "tokens_per_block",
+    "capacity_tokens",
+    "host_tokens",
+    "live",
+    "partial_reuse",
+    "requests",
+    "prompt_tokens",
+    "prompt_blocks",
+    "decode_calls",
+    "alloc_total",
+    "reused",
+    "missed",
+    "prepopulated_tokens",
+    "system",
+    "format",
+    "block_size",
+    "trace_requests",
+    "skipped_requests",
+    "malformed_rows",
+    "zero_hit_requests",
+    "attention_windows",
+)
+"""What reports of both systems have, in this order."""
+
 _SETTINGS = ("loop", "tokens_per_block", "capacity_tokens", "live")
 _COUNTS = {
     "requests": "requests run",
@@ -28,16 +54,23 @@ _COUNTS = {
 
 
 def nano_report(trace: RequestTrace, counts: dict[str, object]) -> dict[str, object]:
-    """What run_nano or run_nano_scheduler returned, with the trace that it was about; rates last."""
-    about = {
+    """What run_nano or run_nano_scheduler returned, in the columns of the other system, then its own, then rates.
+
+    Settings that nano-vllm does not have stand at what it does: one tier, full attention, whole blocks.
+    """
+    about: dict[str, object] = {
         "trace": trace.name,
+        "host_tokens": 0,
+        "partial_reuse": False,
         "format": trace.format,
         "block_size": trace.block_size,
         "trace_requests": len(trace.requests),
         "malformed_rows": len(trace.faults),
+        "attention_windows": ["full"],
     }
-    rates = counts["rates"]
-    return {**about, **{key: value for key, value in counts.items() if key != "rates"}, "rates": rates}
+    known = {**about, **counts}
+    order = [*(key for key in COLUMNS if key in known), *(key for key in known if key not in COLUMNS)]
+    return {key: known[key] for key in order if key != "rates"} | {"rates": known["rates"]}
 
 
 def print_nano_report(report: dict[str, object], console: Console | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from trtkv.common import DataType, WindowSize, ceil_div
@@ -40,6 +40,13 @@ class ReplayConfig:
     """One layer per entry: its attention window in tokens, or None for full attention."""
     compatibility: bool = False
     """Whether the manager reproduces recorded behaviour of the original, faults included."""
+    window_blocks: tuple[tuple[int, int], ...] = ()
+    """Primary and secondary blocks of each entry of ``windows``; empty: all alike, from the capacities.
+
+    ``capacity_tokens`` and ``host_tokens`` are then those of the smallest window; see ``with_window_blocks``.
+    """
+    min_sequence_length: int = 0
+    """Longest sequence that a server is built for; a trace with shorter ones does not make its windows narrower."""
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -59,6 +66,23 @@ class ReplayConfig:
         for window in self.windows:
             if window is not None and window < 1:
                 raise ConfigurationError(f"attention window is {window} tokens; give at least 1")
+        if self.window_blocks and len(self.window_blocks) != len(self.windows):
+            raise ConfigurationError(
+                f"blocks are given for {len(self.window_blocks)} windows of {len(self.windows)}; give them for each"
+            )
+
+    def with_window_blocks(
+        self, windows: Sequence[WindowSize | None], window_blocks: Sequence[tuple[int, int]], sequence_length: int
+    ) -> ReplayConfig:
+        """The same settings for a server with so many blocks a window; capacities become those of the smallest."""
+        return replace(
+            self,
+            windows=tuple(windows),
+            window_blocks=tuple(window_blocks),
+            capacity_tokens=min(primary for primary, _ in window_blocks) * self.tokens_per_block,
+            host_tokens=min(secondary for _, secondary in window_blocks) * self.tokens_per_block,
+            min_sequence_length=sequence_length,
+        )
 
     def num_needed_blocks(self, request: TraceRequest) -> int:
         """Blocks reserved for a request while it is live."""
@@ -79,6 +103,7 @@ class ReplayConfig:
     def max_sequence_length(self, requests: Sequence[TraceRequest]) -> int:
         """Longest sequence of the trace in whole blocks, and a block more; in tokens."""
         longest = max((request.input_length + request.output_length for request in requests), default=0)
+        longest = max(longest, self.min_sequence_length)
         num_blocks = ceil_div(longest + EXTRA_TOKENS_PER_SEQUENCE, self.tokens_per_block) + 1
         return num_blocks * self.tokens_per_block
 
@@ -102,12 +127,12 @@ class ReplayConfig:
 
         max_sequence_length = self.max_sequence_length(requests)
         windows = self.layer_windows(requests)
-        blocks = (self.num_primary_blocks(requests), self.num_secondary_blocks)
+        blocks = self.window_blocks or ((self.num_primary_blocks(requests), self.num_secondary_blocks),) * len(windows)
         return KVCacheManager(
             num_kv_heads_per_layer=[1] * len(windows),
             size_per_head=1,
             tokens_per_block=self.tokens_per_block,
-            blocks_per_window=dict.fromkeys(sorted(set(windows)), blocks),
+            blocks_per_window=dict(sorted(zip(windows, blocks, strict=True))),
             max_num_sequences=self.live,
             max_beam_width=1,
             max_attention_window_vec=windows,

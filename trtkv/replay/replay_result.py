@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from trtkv.replay.trace import RequestTrace
     from trtkv.stats import KvCacheIterationStats
 
+SYSTEM_NAME = "tensorrt-llm"
+
 BLOCK_HIT_RATE = (
     "prompt blocks found in the cache / prompt blocks asked for, summed over windows; "
     "a block found in part counts as found"
@@ -118,6 +120,20 @@ class ReplayResult:
             Rate("zero_hit_share", ZERO_HIT_SHARE, counts.zero_hit_requests, counts.requests),
         ]
 
+    def with_bounds(self, bounds: Bounds) -> ReplayResult:
+        """The result with bounds of the same run. Raises LogicError if they are none."""
+        counts, found = self.counts, self.counts.prepopulated_tokens
+        check(
+            (bounds.requests, bounds.prompt_tokens) == (counts.requests, counts.prompt_tokens),
+            f"bounds of {bounds.requests} requests for a run of {counts.requests}",
+        )
+        check(
+            found <= bounds.clairvoyant_hit_tokens <= bounds.infinite_hit_tokens,
+            f"{found} tokens were found, the bounds say {bounds.clairvoyant_hit_tokens} and "
+            f"{bounds.infinite_hit_tokens}",
+        )
+        return replace(self, bounds=bounds)
+
     def to_json(self) -> dict[str, object]:
         """Everything, in a fixed order: the columns of a reference run first, then settings, details and rates."""
         config, counts = self.config, self.counts
@@ -136,6 +152,7 @@ class ReplayResult:
             "reused": self.reused,
             "missed": self.missed,
             "prepopulated_tokens": counts.prepopulated_tokens,
+            "system": SYSTEM_NAME,
             "format": self.trace.format,
             "block_size": self.trace.block_size,
             "trace_requests": len(self.trace.requests),

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from trtkv.replay.explain_report import extra_definitions, extra_tables
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -29,7 +31,9 @@ def print_report(result: ReplayResult, console: Console | None = None) -> None:
     console = console or Console()
     console.print(_counts_table(result))
     console.print(_rates_table(result))
-    for line in [*_definitions(result), *notes(result)]:
+    for table in extra_tables(result):
+        console.print(table)
+    for line in [*_definitions(result), *extra_definitions(result), *notes(result)]:
         console.print(line, markup=False, highlight=False)
 
 
@@ -56,17 +60,17 @@ def notes(result: ReplayResult) -> list[str]:
 
 
 @contextmanager
-def progress_bar(total: int) -> Iterator[Callable[[int], None] | None]:
-    """A bar on standard error, fed with the number of requests done; None when that is no terminal."""
-    if not sys.stderr.isatty():
+def progress_bar(total: int, *, what: str = "replay", quiet: bool = False) -> Iterator[Callable[[int], None] | None]:
+    """A bar on standard error, fed with the number done; None when that is no terminal, or when quiet."""
+    if quiet or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("replay"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("replay", total=total)
+        task = progress.add_task(what, total=total)
         step = max(1, total // 200)
         shown = 0
 

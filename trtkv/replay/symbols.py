@@ -15,7 +15,7 @@ from trtkv.replay.driver import generated_tokens
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from trtkv.replay.trace import TraceRequest
+    from trtkv.replay.trace import KeyConstraints, TraceRequest
 
 TokenString = Callable[["TraceRequest"], "NDArray[np.int32]"]
 
@@ -34,24 +34,43 @@ def stored_tokens(request: TraceRequest) -> NDArray[np.int32]:
     return np.concatenate((request.tokens(), generated)) if len(generated) else request.tokens()
 
 
+class ConstraintNumbers:
+    """Numbers for what tells equal tokens apart: 0 for nothing, the others in order of first appearance."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[KeyConstraints | None, int] = {None: 0}
+
+    def number(self, request: TraceRequest) -> int:
+        """The number of a request's constraints."""
+        return self._numbers.setdefault(request.constraints, len(self._numbers))
+
+
 class TokenSymbols:
-    """Each token is a symbol; strings are made when they are needed, the last few are kept."""
+    """Each token is a symbol; strings are made when they are needed, the last few are kept.
+
+    Tokens under different salts or LoRA ids are different symbols.
+    """
 
     def __init__(self, requests: Sequence[TraceRequest], tokens: TokenString) -> None:
         self._requests = requests
         self._tokens = tokens
+        self._constraints = ConstraintNumbers()
         self._loaded: OrderedDict[int, NDArray[Any]] = OrderedDict()
 
     def load(self, position: int) -> NDArray[Any]:
         """Symbols of the request at a position of the sequence."""
         found = self._loaded.get(position)
         if found is None:
-            found = self._loaded[position] = self._tokens(self._requests[position])
+            found = self._loaded[position] = self._make(self._requests[position])
             if len(self._loaded) > _NUM_LOADED:
                 self._loaded.popitem(last=False)
         else:
             self._loaded.move_to_end(position)
         return found
+
+    def _make(self, request: TraceRequest) -> NDArray[Any]:
+        tokens, number = self._tokens(request), self._constraints.number(request)
+        return tokens.astype(np.int64) + (number << 32) if number else tokens
 
 
 class BlockSymbols:
@@ -70,22 +89,24 @@ class BlockSymbols:
         self._tokens = tokens
         self._tokens_per_block = tokens_per_block
         self._partial = partial
-        self._numbers: dict[bytes, int] = {}
+        self._constraints = ConstraintNumbers()
+        self._numbers: dict[tuple[int, bytes], int] = {}
         self._strings: dict[int, NDArray[Any]] = {}
 
     def load(self, position: int) -> NDArray[Any]:
         """Symbols of the request at a position of the sequence."""
         found = self._strings.get(position)
         if found is None:
-            found = self._strings[position] = self._number(self._tokens(self._requests[position]))
+            found = self._strings[position] = self._number(self._requests[position])
         return found
 
-    def _number(self, tokens: NDArray[np.int32]) -> NDArray[Any]:
+    def _number(self, request: TraceRequest) -> NDArray[Any]:
+        tokens, constraints = self._tokens(request), self._constraints.number(request)
         width = self._tokens_per_block * 4
         data = tokens.astype("<i4", copy=False).tobytes()
         if not self._partial:
             data = data[: len(data) // width * width]
         numbers = self._numbers
         digests = (xxh3_128_digest(data[start : start + width]) for start in range(0, len(data), width))
-        symbols = [numbers.setdefault(digest, len(numbers)) for digest in digests]
+        symbols = [numbers.setdefault((constraints, digest), len(numbers)) for digest in digests]
         return np.array(symbols, dtype=np.int64)

@@ -46,6 +46,8 @@ class Removal(NamedTuple):
     """Requests admitted since a request that had it was last done."""
     idle_tokens: int
     """Tokens allocated since then."""
+    late_tokens: int
+    """Tokens allocated between the removal and the question about it."""
 
 
 class RemovalKind(NamedTuple):
@@ -117,7 +119,7 @@ class WindowHistory:
         return self._levels[node] - 1
 
     def find_removal(self, node: int) -> Removal | None:
-        """The last removal at a node; None if there was none."""
+        """The last removal at a node, as of now; None if there was none."""
         if not 0 <= node < len(self._levels) or not self._removed_reason[node]:
             return None
         return Removal(
@@ -128,6 +130,7 @@ class WindowHistory:
             Moment(self._removed_call[node], self._removed_admitted[node], self._removed_tokens[node]),
             self._idle_requests[node],
             self._idle_tokens[node],
+            self.num_allocated_tokens - self._removed_tokens[node],
         )
 
     # -- changing -----------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
     "smollm3": _family(36, 2048, 16, 4, 32768),
     "glm": _family(40, 4096, 32, 2, 131072, 128),
     "glm4": _family(40, 4096, 32, 2, 131072, 128),
-    "glm4_moe": _family(46, 4096, 96, 8, 131072),
+    "glm4_moe": ModelFamily(),
     "minimax_m2": _family(62, 3072, 48, 8, 196608, 128),
     "stablelm": _family(32, 2560, 32, 32, 4096),
     "nemotron": _family(32, 6144, 48, None, 4096),

@@ -10,6 +10,7 @@ from trtkv.block_key import (
     PackedKey,
     build_block_keys,
     build_block_keys_of,
+    build_encoder_keys,
     make_empty_key,
     num_key_tokens,
     resolve_hash,
@@ -190,7 +191,8 @@ class BlockLoader:
         if self._settings.cache_type is CacheType.CROSS:
             if request.encoder_tokens is None:
                 return []
-            keys = build_block_keys_of(request, request.encoder_tokens, tokens_per_block, input_length - 1, True)
+            build_keys = build_block_keys_of if self._settings.compatibility else build_encoder_keys
+            keys = build_keys(request, request.encoder_tokens, tokens_per_block, input_length - 1, True)
         else:
             keys = build_block_keys(request, tokens_per_block, input_length - 1, True)
         if input_length % tokens_per_block == 1:

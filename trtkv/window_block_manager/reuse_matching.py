@@ -192,29 +192,28 @@ class ReuseMatcher:
 
     def list_blocks(self) -> list[KVCacheBlock]:
         """Every block of this window in the tree, each behind its ancestors."""
-        return [block for block, _ in self._walk()]
+        blocks = [node.get_value(self._settings.channel) for node in self._walk()]
+        return [block for block in blocks if block is not None]
 
     def describe_blocks(self) -> list[KVCacheStoredData]:
         """Stored events of every block in the tree but placeholders, each behind its ancestors."""
-        return [
-            KVCacheStoredData(parent_hash, [describe_stored_block(block)])
-            for block, parent_hash in self._walk()
-            if not block.is_placeholder
-        ]
+        found = []
+        hashes: dict[LookupNodePtr | None, int] = {self.tree.root: 0}
+        for node in self._walk():
+            parent_hash = hashes[node.parent]
+            block = node.get_value(self._settings.channel)
+            hashes[node] = hash_block_key(node.key, parent_hash) if block is None else block.hash
+            if block is not None and not block.is_placeholder:
+                found.append(KVCacheStoredData(parent_hash or None, [describe_stored_block(block)]))
+        return found
 
-    def _walk(self) -> Iterator[tuple[KVCacheBlock, int | None]]:
-        """Blocks of this window in pre-order, each with the hash that its own is chained to (None at the root)."""
-        channel = self._settings.channel
-        stack: list[tuple[LookupNodePtr, int | None]] = [(node, None) for node in self.tree.root.ordered_children()]
+    def _walk(self) -> Iterator[LookupNodePtr]:
+        """All nodes below the root, each behind its ancestors."""
+        stack = list(self.tree.root.ordered_children())
         while stack:
-            node, parent_hash = stack.pop()
-            block = node.get_value(channel)
-            if block is not None:
-                node_hash = block.hash
-                yield block, parent_hash
-            else:
-                node_hash = hash_block_key(node.key, parent_hash or 0)
-            stack.extend((child, node_hash) for child in node.ordered_children())
+            node = stack.pop()
+            yield node
+            stack.extend(node.ordered_children())
 
     def block_in_radix_tree(self, block: KVCacheBlock) -> bool:
         """Whether the block is in the tree below a block of its window. C++: WindowBlockManager::blockInRadixTree."""

@@ -9,7 +9,7 @@ from trtkv.block_key import (
     HashLink,
     PackedKey,
     build_block_keys,
-    build_block_keys_of,
+    build_encoder_keys,
     num_key_tokens,
     resolve_hash,
 )
@@ -87,6 +87,7 @@ class BlockStorer:
         self._event_manager = event_manager
         self._get_block_by_id = get_block_by_id
         self._recurrent = recurrent
+        self._num_shared_moves = 0  # cached blocks moved to another node although several sequences held them
         self._improves_placeholders = recurrent is not None and not settings.compatibility
         self._is_plain = (
             event_manager is None
@@ -156,6 +157,7 @@ class BlockStorer:
     ) -> None:
         """Make a block the value of a node that is free or has a placeholder, and say so where it stood before."""
         if block._lookup_node is not None:
+            self._num_shared_moves += block._ref_count > 1
             if self._settings.compatibility:
                 self._claimer.detach(block, RemovalReason.MOVED)  # recorded: no event
             else:
@@ -197,13 +199,18 @@ class BlockStorer:
         """``store_blocks`` without pins, events, placeholders and hash-map order: the hot loop of a replay.
 
         Once a node is missing all later ones are new, so they are chained without looking. Leading blocks that
-        the sequence stored before are still where they were if the last of them is: it holds them all.
+        the sequence stored before are still where they were if the last of them is and no sequence that shares
+        one of them has stored it elsewhere since.
         """
         node: LookupNodePtr = self._matcher.tree.root
         prev = self._matcher.root_block
         index = 0
         owns_all = True
-        if window is not None and 0 < window.num_stored <= len(keys):
+        if (
+            window is not None
+            and 0 < window.num_stored <= len(keys)
+            and window.num_shared_moves == self._num_shared_moves
+        ):
             last = blocks[window.num_stored - 1]
             last_node = last._lookup_node
             if last_node is not None and keys[window.num_stored - 1] is window.last_stored_key is last_node.key:
@@ -227,6 +234,7 @@ class BlockStorer:
             prev = existing
         for key, block in zip(keys[index:], blocks[index : len(keys)], strict=True):
             if block._lookup_node is not None:
+                self._num_shared_moves += block._ref_count > 1
                 block.detach_from_lookup_node()
             block.become_node(key)
             if node.children is None:
@@ -239,10 +247,12 @@ class BlockStorer:
         if window is not None and owns_all and keys:
             num_full = len(keys) - (num_key_tokens(keys[-1]) != self._settings.tokens_per_block)
             window.num_stored = num_full
+            window.num_shared_moves = self._num_shared_moves
             window.last_stored_key = keys[num_full - 1] if num_full else None
 
     def _attach(self, block: KVCacheBlock, node: LookupNodePtr, key: PackedKey, prev: KVCacheBlock) -> None:
         """Make a block the value of a free node; what admission has already set stays."""
+        self._num_shared_moves += block._ref_count > 1 and block._lookup_node is not None
         block.attach_to_lookup_node(node)
         self._set_key_and_hash(block, key, prev)
 
@@ -275,7 +285,7 @@ class BlockStorer:
     def _keys(self, sequence: GenerationRequest, request: LlmRequest, allow_partial: bool) -> list[PackedKey]:
         """Keys under which what is computed of a sequence may be stored.
 
-        A cross cache holds encoder states, so its keys are those of the encoder tokens; of several beams only the
+        A cross cache holds encoder states, so its keys are those of the encoder input; of several beams only the
         prompt is common. (Recorded: always the tokens of beam 0.)
         """
         settings = self._settings
@@ -285,7 +295,7 @@ class BlockStorer:
                 tokens = request.encoder_tokens
                 if tokens is None or not usable:
                     return []
-                return build_block_keys_of(request, tokens, settings.tokens_per_block, len(tokens), allow_partial)
+                return build_encoder_keys(request, tokens, settings.tokens_per_block, len(tokens), allow_partial)
             usable = min(usable, sequence.num_tokens)
             if sequence.beam_width > 1:
                 usable = min(usable, request.prompt_len)

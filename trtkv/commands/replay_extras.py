@@ -1,0 +1,104 @@
+"""What ``trtkv replay`` shows beyond counts and rates: causes, bounds, the curve over capacities, the page."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import IO, TYPE_CHECKING, NamedTuple
+
+import typer
+
+from trtkv.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from trtkv.replay.driver import Progress
+    from trtkv.replay.replay_config import ReplayConfig
+    from trtkv.replay.replay_result import ReplayResult
+    from trtkv.replay.trace import RequestTrace
+
+ProgressBar = Callable[[int], "AbstractContextManager[Progress | None]"]
+
+
+class ExtraOptions(NamedTuple):
+    """Options of the command, as given."""
+
+    explain: bool
+    explain_file: str | None
+    bounds: bool
+    curve: int | None
+    html_file: str | None
+
+    @property
+    def files(self) -> tuple[str | None, ...]:
+        """Files to be written."""
+        return self.explain_file, self.html_file
+
+    @property
+    def wants_causes(self) -> bool:
+        """Whether tokens need causes."""
+        return self.explain or self.explain_file is not None or self.html_file is not None
+
+
+def check_extras(options: ExtraOptions, *, is_plain_replay: bool) -> None:
+    """Refuse what cannot be done before anything is run. Raises MissingExtraError without the plot library."""
+    from trtkv.replay.plots import require_plots
+
+    if not is_plain_replay and (options.wants_causes or options.curve is not None):
+        raise InvalidInputError(
+            "--explain, --explain-requests, --curve and --html are about the closed loop of TensorRT-LLM's manager; "
+            "leave --scheduler and --system out"
+        )
+    if options.curve is not None and options.curve < 1:
+        raise InvalidInputError(f"--curve is {options.curve}; give the number of capacities, at least 1")
+    if options.html_file is not None:
+        require_plots()
+
+
+def check_bounds(options: ExtraOptions, trace: RequestTrace, config: ReplayConfig) -> None:
+    """Refuse bounds that cannot be given, before anything is run."""
+    from trtkv.replay.bounds import has_bounds
+
+    if options.bounds and not has_bounds(trace.requests, config):
+        raise InvalidInputError("--bounds is about full attention; give one --window full at least")
+
+
+def add_extras(result: ReplayResult, options: ExtraOptions, progress_bar: ProgressBar) -> ReplayResult:
+    """The result with bounds and the curve that were asked for; a page gets both, the curve from the model alone."""
+    from trtkv.replay.bounds import bounds_of
+    from trtkv.replay.capacity_curve import measure_curve, model_curve
+
+    trace, config = result.trace, result.config
+    if options.bounds or options.html_file is not None:
+        bounds = bounds_of(trace.requests, config)
+        if bounds is not None:
+            result = result.with_bounds(bounds)
+    if options.curve is not None:
+        with progress_bar(options.curve) as progress:
+            jobs = os.cpu_count() or 1
+            curve = measure_curve(trace, config, options.curve, jobs=jobs, progress=progress)
+    elif options.html_file is not None:
+        curve = model_curve(trace.requests, config.tokens_per_block)
+    else:
+        return result
+    return replace(result, curve=curve)
+
+
+def write_extras(result: ReplayResult, options: ExtraOptions) -> None:
+    """Write the causes of each request, and the page."""
+    from trtkv.replay.html_report import html_report
+
+    if options.explain_file is not None and result.explanation is not None:
+        with _open_output(options.explain_file) as stream:
+            result.explanation.write_requests(stream)
+    if options.html_file is not None:
+        with _open_output(options.html_file) as stream:
+            stream.write(html_report(result))
+        if options.html_file != "-":
+            typer.echo(f"page: {options.html_file}", err=True)
+
+
+def _open_output(path: str) -> AbstractContextManager[IO[str]]:
+    return nullcontext(sys.stdout) if path == "-" else open(path, "w", encoding="utf-8", newline="")

@@ -1,0 +1,260 @@
+"""The command ``trtkv sweep``."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+
+import typer
+import typer.main
+
+from trtkv.commands.replay import AUTO, SystemChoice, check_bounds, check_writable, make_config, replay, replay_report
+
+if TYPE_CHECKING:
+    from trtkv.replay.replay_config import ReplayConfig
+    from trtkv.replay.sweep.grid import Configuration
+    from trtkv.replay.sweep.task import Report, SweepTask
+    from trtkv.replay.trace import RequestTrace
+
+READ_OPTIONS: Final = ("trace_format", "block_size", "limit", "lenient", "tokenizer", "chat_template")
+OTHER_OPTIONS: Final = ("bounds",)
+"""Options of a replay that can be set beside those of make_config; the others are about showing one result."""
+
+
+def sweep(
+    traces: Annotated[list[str], typer.Argument(metavar="TRACE...", help="Request traces: files or folders.")],
+    settings: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            metavar="NAME=V[,V...]",
+            help="Values of an option of trtkv replay, e.g. tokens-per-block=16,32; every combination is run.",
+        ),
+    ],
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Keep finished runs here, a JSON line each; runs that it has are not repeated."
+        ),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes at a time.  [default: all processors]")] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Run on a Ray cluster: auto, ray://HOST:PORT, or local to start one here."
+        ),
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows as CSV.")] = None,
+    parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows as Parquet.")] = None,
+) -> None:
+    """Replay traces with every combination of settings, on all processors or a cluster; stop and go on at will."""
+    from trtkv.replay.report import progress_bar
+    from trtkv.replay.sweep.columns import make_row
+    from trtkv.replay.sweep.export import check_parquet, write_csv, write_parquet
+    from trtkv.replay.sweep.grid import parse_settings
+    from trtkv.replay.sweep.results_file import ResultsFile
+    from trtkv.replay.sweep.sweep import run_sweep
+    from trtkv.replay.sweep.sweep_report import print_sweep
+
+    options = _ReplayOptions()
+    grid = {"trace": traces, **parse_settings(settings, options.names)}
+    tasks = make_tasks(grid, options)
+    for path in (csv, parquet):
+        check_writable(None if path is None else str(path))
+    if parquet is not None:
+        check_parquet()
+    start = time.perf_counter()
+    with ExitStack() as stack:
+        file = None if results is None else stack.enter_context(ResultsFile(results))
+        progress = stack.enter_context(progress_bar(len({task.key for task in tasks}), what="sweep"))
+        outcome = run_sweep(tasks, _executor(jobs, ray), file, progress)
+    seconds = time.perf_counter() - start
+    typer.echo(f"{outcome.num_run} runs in {seconds:.1f} s, {outcome.num_found} found in the results file", err=True)
+    rows = [make_row(task.configuration, report) for task, report in zip(tasks, outcome.reports, strict=True)]
+    print_sweep(rows, grid)
+    if csv is not None:
+        write_csv(rows, csv)
+    if parquet is not None:
+        write_parquet(rows, parquet)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSettings:
+    """How a trace is read."""
+
+    path: str
+    format_name: str | None
+    block_size: int | None
+    tokenizer: Path | None
+    chat_template: str | None
+    lenient: bool
+    limit: int | None
+
+
+class ReplaySettings(NamedTuple):
+    """How it is replayed."""
+
+    system: SystemChoice
+    config: ReplayConfig
+    bounds: bool
+
+
+def read_trace(settings: TraceSettings) -> RequestTrace:
+    """The trace of these settings."""
+    from trtkv.replay.readers.options import ReadOptions
+    from trtkv.replay.readers.registry import read_requests
+
+    options = ReadOptions(settings.block_size, settings.tokenizer, settings.chat_template)
+    return read_requests(
+        settings.path, options, format_name=settings.format_name, lenient=settings.lenient, limit=settings.limit
+    ).trace
+
+
+def run_replay(trace: RequestTrace, settings: ReplaySettings) -> Report:
+    """The JSON report of a replay."""
+    return replay_report(trace, settings.config, settings.system, settings.bounds)
+
+
+def make_tasks(grid: Mapping[str, Sequence[str]], options: _ReplayOptions) -> list[SweepTask]:
+    """A task for each combination, in order. InvalidInputError names one that cannot be run."""
+    from trtkv.errors import InvalidInputError, TrtkvError
+    from trtkv.replay.sweep.grid import describe, expand_grid
+
+    digest = functools.cache(_digest)
+    tasks = []
+    for configuration in expand_grid(grid):
+        try:
+            tasks.append(_make_task(configuration, options, digest))
+        except TrtkvError as error:
+            raise InvalidInputError(f"{describe(configuration)}: {error}") from error
+    return tasks
+
+
+def _make_task(configuration: Configuration, options: _ReplayOptions, digest: Callable[[str], str | None]) -> SweepTask:
+    from trtkv._version import __version__
+    from trtkv.replay.sweep.task import SweepTask
+
+    given = options.parse(configuration)
+    trace = TraceSettings(
+        path=given["trace"],
+        format_name=None if given["trace_format"] == AUTO else given["trace_format"],
+        block_size=given["block_size"],
+        tokenizer=given["tokenizer"],
+        chat_template=given["chat_template"],
+        lenient=given["lenient"],
+        limit=given["limit"],
+    )
+    config = make_config(**{name: given[name] for name in options.config_names})
+    run = ReplaySettings(given["system"], config, given["bounds"])
+    if run.bounds:
+        check_bounds(run.config, run.system)
+    about = {
+        "version": __version__,
+        "trace": {
+            **asdict(trace),
+            "path": digest(trace.path),
+            "tokenizer": None if trace.tokenizer is None else digest(str(trace.tokenizer)),
+            "chat_template": trace.chat_template and (digest(trace.chat_template) or trace.chat_template),
+        },
+        "system": run.system.value,
+        "config": asdict(run.config),
+        "bounds": run.bounds,
+    }
+    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
+    return SweepTask(key, configuration, trace, run)
+
+
+class _ReplayOptions:
+    """The options of ``trtkv replay`` that a sweep can set, parsed by the command itself."""
+
+    def __init__(self) -> None:
+        self.config_names = [name for name in inspect.signature(make_config).parameters if name != "tell"]
+        self._given: dict[str, Any] = {}
+
+        @functools.wraps(replay)
+        def capture(**given: Any) -> None:
+            self._given = given
+
+        app = typer.Typer(add_completion=False)
+        app.command()(capture)
+        self._command = typer.main.get_command(app)
+        settable = {*self.config_names, *READ_OPTIONS, *OTHER_OPTIONS}
+        self._parameters: dict[str, Any] = {
+            parameter.opts[0].lstrip("-").replace("-", "_"): parameter
+            for parameter in self._command.params
+            if parameter.name in settable
+        }
+
+    @property
+    def names(self) -> list[str]:
+        """Options by name, with underscores."""
+        return list(self._parameters)
+
+    def parse(self, configuration: Configuration) -> dict[str, Any]:
+        """All arguments of ``replay`` for a configuration, which names a trace too."""
+        from trtkv.errors import InvalidInputError
+
+        arguments = [configuration["trace"]]
+        for name, value in configuration.items():
+            if name != "trace":
+                arguments += _arguments(self._parameters[name], name, value)
+        try:
+            self._command.main(arguments, prog_name="trtkv sweep", standalone_mode=False)
+        except typer.BadParameter as error:
+            raise InvalidInputError(error.format_message()) from error
+        return self._given
+
+
+def _arguments(parameter: Any, name: str, value: str) -> list[str]:
+    from trtkv.errors import InvalidInputError
+    from trtkv.replay.sweep.grid import LIST_SEPARATOR
+
+    option = parameter.opts[0]
+    if parameter.is_flag:
+        if value.lower() not in ("true", "false"):
+            raise InvalidInputError(f"{name} is {value!r}; it is a switch: give true or false")
+        return [option] if value.lower() == "true" else []
+    values = value.split(LIST_SEPARATOR) if parameter.multiple else [value]
+    return [part for entry in values for part in (option, entry)]
+
+
+def _executor(
+    jobs: int | None, ray_address: str | None
+) -> Callable[[Sequence[SweepTask]], Iterator[tuple[SweepTask, Report]]]:
+    from trtkv.replay.sweep.process_pool import count_processors, run_in_processes
+    from trtkv.replay.sweep.ray_pool import run_on_ray
+    from trtkv.replay.sweep.task import TaskRunner
+
+    if ray_address is not None:
+        return functools.partial(run_on_ray, read=read_trace, run=run_replay, address=ray_address, num_workers=jobs)
+    runner = TaskRunner(read_trace, run_replay)
+    return functools.partial(
+        run_in_processes, runner=runner, num_processes=count_processors() if jobs is None else jobs
+    )
+
+
+def _digest(path: str) -> str | None:
+    """SHA-256 of a file, or of the files of a folder with their names; None where nothing is."""
+    from trtkv.errors import InvalidInputError
+
+    if path == "-":
+        raise InvalidInputError("a sweep reads its traces more than once; standard input can be read once only")
+    root = Path(path)
+    files = sorted(file for file in root.rglob("*") if file.is_file()) if root.is_dir() else [root]
+    if not root.exists():
+        return None
+    result = hashlib.sha256()
+    for file in files:
+        result.update(f"{file.relative_to(root)}\0{file.stat().st_size}\0".encode() if root.is_dir() else b"")
+        with open(file, "rb") as stream:
+            while chunk := stream.read(1 << 20):
+                result.update(chunk)
+    return result.hexdigest()
