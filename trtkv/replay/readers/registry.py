@@ -183,7 +183,7 @@ def _detected(rows: Rows) -> tuple[str, str]:
 
     found = rows.first(usable)
     if found is None:
-        raise TraceFormatError(f"{rows.name}: no row tells the format; unless the trace is empty, name it with --format")
+        raise TraceFormatError(f"{rows.name}: no row tells the format; unless the trace is empty, give --format")
     return found
 
 
