@@ -71,8 +71,13 @@ class BenchSystem:
 
     def decode(self, handle: Any, tokens: list[int]) -> None:
         """Token by token."""
+        manager = self._manager
         for token in tokens:
-            self.decode_step([handle], [token])
+            handle.append_token(token)
+            if not manager.can_append(handle):
+                raise SystemExit("nano-vllm is out of blocks; give a larger capacity")
+            manager.may_append(handle)
+            self._register(handle, 1)
 
     def decode_step(self, handles: Sequence[Any], tokens: list[int]) -> None:
         """One token each."""

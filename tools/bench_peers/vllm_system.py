@@ -72,8 +72,12 @@ class BenchSystem:
 
     def decode(self, handle: Any, tokens: list[int]) -> None:
         """Token by token."""
+        allocate_slots = self._manager.allocate_slots
         for token in tokens:
-            self.decode_step([handle], [token])
+            handle.append_output_token_ids(token)
+            if allocate_slots(handle, 1) is None:
+                raise SystemExit("vLLM is out of blocks; give a larger capacity")
+            handle.num_computed_tokens += 1
 
     def decode_step(self, handles: Sequence[Any], tokens: list[int]) -> None:
         """As its scheduler does: one call a request."""
