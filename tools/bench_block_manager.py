@@ -1,6 +1,11 @@
 """The block manager beside vLLM's, SGLang's and nano-vllm's, on the same work, in one run and one table.
 
-Run: ``python tools/bench_block_manager.py [--peers FOLDER] [--trace FILE] [--repeat 3] [--only CASE ...] [--json FILE]``.
+<<<<<<< HEAD
+Run: ``python tools/bench_block_manager.py [--peers FOLDER] [--trace FILE] [--repeat 3] [--only GROUP] [--json FILE]``.
+=======
+Run: ``python tools/bench_block_manager.py [--peers FOLDER] [--trace FILE] [--repeat 3] [--only CASE ...]
+[--json FILE]``.
+>>>>>>> main
 
 FOLDER (or the environment variable TRTKV_PEERS) is laid out as tools/requirements-peers.txt says; a system that is not
 there is left out with a note. Every measurement is a process of its own with the interpreter of its system

@@ -5,7 +5,6 @@ store, decode and remove. Making tokens and bringing them into a system's form i
 request, hashing or key building is inside. What a system frees is deleted outside the times as well.
 """
 
-
 from __future__ import annotations
 
 import gc

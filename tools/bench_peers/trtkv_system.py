@@ -1,6 +1,5 @@
 """This project's KVCacheManager. Variants: lazy, preallocated, events, events-plain-hash."""
 
-
 from __future__ import annotations
 
 import sys

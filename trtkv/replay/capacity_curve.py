@@ -124,7 +124,7 @@ def measure_curve(
     least_blocks = max(config.num_needed_blocks(request) for request in trace.requests)
     most_blocks = max(least_blocks, min(most_blocks, 2 * curve.model[-1].capacity_tokens // config.tokens_per_block))
     configs = [
-        replace(config, capacity_tokens=blocks * config.tokens_per_block)
+        replace(config, capacity_tokens=blocks * config.tokens_per_block, window_blocks=())
         for blocks in _spread(least_blocks, most_blocks, num_points)
     ]
     measured = []
