@@ -56,8 +56,7 @@ caption { text-align: left; padding: .25rem 0; font-size: .9rem; }
 th, td { text-align: left; font-weight: normal; padding: .25rem .6rem; border-bottom: 1px solid var(--grid);
   overflow-wrap: anywhere; }
 thead th { color: var(--soft); font-size: .85rem; }
-thead th:not(:first-child), td.number { text-align: right; overflow-wrap: normal; }
-table.texts thead th { text-align: left; }
+th.number, td.number { text-align: right; overflow-wrap: normal; }
 tbody tr:nth-child(even) { background: var(--stripe); }
 figure { margin: 1rem 0; break-inside: avoid; }
 figure svg { width: 100%; height: auto; display: block; }

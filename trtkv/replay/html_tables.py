@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 def html_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int = 1) -> str:
     """A table; the first ``texts`` columns are text, the others numbers. Everything is escaped."""
-    head_cells = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
+    head_cells = "".join(
+        f'<th scope="col"{_number_class(column, texts)}>{escape(name)}</th>' for column, name in enumerate(head)
+    )
     body = "\n".join(f"<tr>{_cells(row, texts)}</tr>" for row in rows)
     thead = f"<thead><tr>{head_cells}</tr></thead>\n" if head else ""
     return f"<table>\n<caption>{escape(caption)}</caption>\n{thead}<tbody>\n{body}\n</tbody>\n</table>"
@@ -29,11 +31,12 @@ def html_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]],
 def _cells(row: Sequence[str], texts: int) -> str:
     first, *rest = row
     cells = [f'<th scope="row">{escape(first)}</th>']
-    cells += [
-        f"<td>{escape(text)}</td>" if column < texts else f'<td class="number" align="right">{escape(text)}</td>'
-        for column, text in enumerate(rest, 1)
-    ]
+    cells += [f"<td{_number_class(column, texts)}>{escape(text)}</td>" for column, text in enumerate(rest, 1)]
     return "".join(cells)
+
+
+def _number_class(column: int, texts: int) -> str:
+    return ' class="number" align="right"' if column >= texts else ""
 
 
 def result_tables(result: ReplayResult) -> str:

@@ -222,18 +222,23 @@ def _bars(axes: Axes, names: Sequence[str], values: Sequence[float], colors: Seq
 
 
 def _token_axis(axes: Axes, least: float, most: float) -> None:
-    """A logarithmic axis of tokens from least to most, with labels such as 20k."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+    """An axis of tokens from least to most with labels such as 20k, logarithmic unless they are close."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+    formatter = FuncFormatter(lambda number, _: _short(number))
     least = max(1.0, least)
-    most = max(most, least * 2)
+    if most < 4 * least:
+        axes.xaxis.set_major_formatter(formatter)
+        axes.set_xlim(0, 1.1 * max(most, least))
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        return
     marks = (1,) if most / least > 1000 else (1, 2, 5)
     ticks = [mark * 10**power for power in range(16) for mark in marks if least <= mark * 10**power <= most]
     axes.set_xscale("log")
     axes.set_xlim(least / 1.1, most * 1.1)
     axes.xaxis.set_major_locator(FixedLocator(ticks or [least, most]))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda number, _: _short(number)))
+    axes.xaxis.set_major_formatter(formatter)
 
 
 def _short(number: float) -> str:
