@@ -106,6 +106,8 @@ class CheckedProgram:
         ]
         if not self.is_recurrent:
             actions += [(self.rewind, 1), (self.pause, 1)]
+        if any(secondary for _, secondary in scenario.windows.values()):
+            actions.append((self.offload_by_hand, 1))
         if scenario.pins:
             actions += [(self.pin, 1), (self.unpin, 2)]
         if scenario.truncation:
@@ -376,6 +378,14 @@ class CheckedProgram:
             ids = self.random.sample(list(self.pins.elements()), self.random.randint(1, self.pins.total()))
             self.call("unpin_blocks_by_id", ids)
             self.pins -= Counter(ids)
+
+    def offload_by_hand(self) -> None:
+        """Move a block that nobody holds to the host, cached or not."""
+        window = self.random.choice(list(self.scenario.windows))
+        manager = self.manager.block_manager.window_block_managers[window]
+        blocks = [b for b in manager.used_blocks() if b.is_primary and not (b.has_refs or b.is_placeholder)]
+        if blocks and manager.num_free_secondary_blocks:
+            self.manager.block_manager.offload_block(self.random.choice(blocks), window)
 
     def truncate(self) -> None:
         request = self.pick()

@@ -269,3 +269,16 @@ def test_settings_that_cannot_work_are_refused(options: dict[str, Any], message:
     }
     with pytest.raises(ConfigurationError, match=message):
         make_kv_cache_manager(windows={64: (24, 0), RECURRENT_STATES: (4, 0)}, **settings)
+
+
+def test_placeholders_that_are_matched_are_not_free_for_the_rest_of_the_prompt() -> None:
+    manager = make_manager(num_placeholder_blocks=2)
+    first = prefill_in_steps(manager, make_request(1, 17))
+    manager.remove_sequence(1, first)
+    assert manager.probe_prefix_match_length(make_request(2, 25)) == 16
+    with pytest.raises(OutOfBlocksError, match="too few free placeholders"):
+        add(manager, make_request(2, 25))
+    assert manager.sequences == {}
+    check_invariants(manager)
+    add(manager, make_request(3, 19))
+    check_invariants(manager)
