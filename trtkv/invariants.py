@@ -81,30 +81,44 @@ def find_violations(
 
 
 class _Tree:
-    """Nodes that can be reached from the root, each with its path of keys."""
+    """Nodes that can be reached from the root, each with the node it was reached from."""
 
     def __init__(self, manager: KVCacheManager) -> None:
         self.root: LookupNodePtr = manager.block_manager.lookup_tree.root
-        self.paths: dict[int, tuple[PackedKey, ...]] = {id(self.root): ()}
+        self.above: dict[int, LookupNodePtr] = {id(self.root): self.root}
+        """Node above each node, by the id of its object; the root's own is itself."""
+        self._hashes: dict[int, int] = {id(self.root): 0}
         self.nodes: list[LookupNodePtr] = [self.root]
         self._managers = {m.settings.channel: m for m in manager.block_manager.window_block_managers.values()}
         for node in self.nodes:  # grows while it is walked
             for child in _children_of(node):
-                if id(child) not in self.paths:
-                    self.paths[id(child)] = (*self.paths[id(node)], child.key)
+                if id(child) not in self.above:
+                    self.above[id(child)] = node
                     self.nodes.append(child)
 
     def contains(self, node: LookupNodePtr) -> bool:
         """Whether the node hangs in the present tree."""
-        return id(node) in self.paths
+        return id(node) in self.above
+
+    def chain_hash(self, node: LookupNodePtr) -> int:
+        """Hash that the keys from the root down to a reached node give; 0 for the root."""
+        chain = []
+        while id(node) not in self._hashes:
+            chain.append(node)
+            node = self.above[id(node)]
+        value = self._hashes[id(node)]
+        for below in reversed(chain):
+            value = self._hashes[id(below)] = hash_block_key(below.key, value)
+        return value
 
     def name(self, node: LookupNodePtr) -> str:
         """The node for a message."""
-        path = self.paths.get(id(node))
-        if path == ():
+        if node is self.root:
             return "the root"
-        keys = [node.key] if path is None else path
-        return "node " + "/".join(str(list(BlockKey.unpack(key).tokens)) for key in keys)
+        keys = [node.key]
+        while (node := self.above.get(id(node), self.root)) is not self.root:
+            keys.append(node.key)
+        return "node " + "/".join(str(list(BlockKey.unpack(key).tokens)) for key in reversed(keys))
 
     def find_violations(self) -> Iterator[str]:
         """Rules 8, 9 and 10, seen from the nodes."""
@@ -394,7 +408,7 @@ class _Window:
         if block.is_full != (num_tokens == self._settings.tokens_per_block):
             yield f"11: block {block.block_id} has {num_tokens} tokens and full flag {block.is_full}"
         if not self._settings.compatibility or not self._settings.is_swa:
-            expected = chain_hash(self._tree.paths[id(node)])
+            expected = self._tree.chain_hash(node)
             if block.hash != expected:
                 yield f"12: block {block.block_id} has hash {block.hash:016x}, its path gives {expected:016x}"
 
@@ -465,13 +479,13 @@ class _Window:
 
     def _check_tokens(self, record: SequenceWindow, sequence: GenerationRequest, request: LlmRequest) -> Iterator[str]:
         """Rule 23: a block of a sequence is cached, if at all, under the sequence's own tokens."""
-        keys = _SequenceKeys(self._manager, sequence, request)
+        keys = _SequenceKeys(self._manager, self._tree, sequence, request)
         for position, block in enumerate(record.held):
             node = block.lookup_node
             if node is None or block.block_id == PLACEHOLDER_BLOCK_ID or not self._tree.contains(node):
                 continue
             block_idx, beam_idx = divmod(position, sequence.beam_width)
-            if not keys.begin_with(self._tree.paths[id(node)], block_idx, beam_idx):
+            if not keys.lead_to(node, block_idx, beam_idx):
                 yield (
                     f"23: sequence {sequence.request_id} holds block {block.block_id} at position {block_idx}, "
                     f"which is cached as {self._tree.name(node)}"
@@ -489,19 +503,12 @@ class _Window:
                 yield f"18: counter {name} fell from {getattr(reported, name)} to {getattr(now, name)}"
 
 
-def chain_hash(keys: Collection[PackedKey]) -> int:
-    """Hash of the last of a chain of keys from the root; 0 without keys."""
-    value = 0
-    for key in keys:
-        value = hash_block_key(key, value)
-    return value
-
-
 class _SequenceKeys:
     """The keys under which a sequence's blocks may be cached."""
 
-    def __init__(self, manager: KVCacheManager, sequence: GenerationRequest, request: LlmRequest) -> None:
+    def __init__(self, manager: KVCacheManager, tree: _Tree, sequence: GenerationRequest, request: LlmRequest) -> None:
         self._request = request
+        self._tree = tree
         self._tokens_per_block = manager.tokens_per_block
         is_cross = manager.cache_type is CacheType.CROSS and not manager.compatibility
         self._build_keys = build_encoder_keys if is_cross else build_block_keys_of
@@ -511,12 +518,37 @@ class _SequenceKeys:
             else request.get_tokens(min(beam, request.beam_width - 1))[: sequence.num_tokens]
             for beam in range(sequence.beam_width)
         ]
+        self._keys = [self._build(tokens, len(tokens)) for tokens in self._tokens]
+        self._confirmed: list[dict[int, int]] = [{id(tree.root): -1} for _ in self._tokens]
+        """Per beam: position of each node found to be cached under the sequence's own tokens."""
 
-    def begin_with(self, path: tuple[PackedKey, ...], block_idx: int, beam_idx: int) -> bool:
-        """Whether the path is that of the block at this position: whole blocks, the last one perhaps shorter."""
-        tokens = self._tokens[beam_idx]
-        num_last = num_key_tokens(path[-1])
-        length = block_idx * self._tokens_per_block + num_last
-        if len(path) != block_idx + 1 or not num_last or length > len(tokens):
+    def lead_to(self, node: LookupNodePtr, block_idx: int, beam_idx: int) -> bool:
+        """Whether a node's path is that of the block at this position: whole blocks, the last one perhaps shorter."""
+        confirmed = self._confirmed[beam_idx]
+        if not self._is_key_at(node.key, block_idx, beam_idx):
             return False
-        return list(path) == self._build_keys(self._request, tokens, self._tokens_per_block, length, True)
+        below, position = [node], block_idx - 1
+        above = self._tree.above[id(node)]
+        while id(above) not in confirmed:
+            if position < 0 or above.key != self._keys[beam_idx][position]:
+                return False
+            below.append(above)
+            above, position = self._tree.above[id(above)], position - 1
+        if confirmed[id(above)] != position:
+            return False
+        if num_key_tokens(node.key) < self._tokens_per_block:
+            del below[0]  # nothing may follow it
+            block_idx -= 1
+        confirmed.update((id(found), block_idx - distance) for distance, found in enumerate(below))
+        return True
+
+    def _is_key_at(self, key: PackedKey, block_idx: int, beam_idx: int) -> bool:
+        num_key = num_key_tokens(key)
+        tokens, keys = self._tokens[beam_idx], self._keys[beam_idx]
+        end = block_idx * self._tokens_per_block + num_key
+        if not num_key or end > len(tokens):
+            return False
+        return key == keys[block_idx] or key == self._build(tokens, end)[block_idx]
+
+    def _build(self, tokens: array[int], length: int) -> list[PackedKey]:
+        return self._build_keys(self._request, tokens, self._tokens_per_block, length, True)

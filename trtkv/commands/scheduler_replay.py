@@ -62,7 +62,7 @@ def refuse_without_scheduler(options: SchedulerOptions) -> None:
 
     given = [f"--{name.replace('_', '-')}" for name, value in options._asdict().items() if value not in (None, False)]
     if given:
-        raise InvalidInputError(f"{', '.join(given)} need --scheduler; add it or leave them out")
+        raise InvalidInputError(f"{', '.join(given)}: only with --scheduler; add it or leave them out")
 
 
 def make_loop_config(options: SchedulerOptions, cache: ReplayConfig) -> LoopConfig:

@@ -23,6 +23,7 @@ from trtkv.replay.step_time import StepTimeModel, StepWork
 from trtkv.scheduler.scheduled_requests import ScheduledRequests
 
 if TYPE_CHECKING:
+    from trtkv.kv_cache_manager import KVCacheManager
     from trtkv.replay.loop_backend import LoopBackend
     from trtkv.replay.trace import TraceRequest
 
@@ -66,6 +67,11 @@ class SchedulerLoop:
         self._num_primary_blocks = sum(
             metadata.allotted_primary_blocks for metadata in backend.manager.window_sizes_metadata.values()
         )
+
+    @property
+    def manager(self) -> KVCacheManager:
+        """The manager, to be read only."""
+        return self._backend.manager
 
     @property
     def active_requests(self) -> Sequence[LlmRequest]:
