@@ -433,7 +433,8 @@ class _Window:
                 yield f"14: {name} holds block {block.block_id} at position {block_idx}, which left the window"
             if block_idx >= front and shown != block.block_id:
                 yield f"14: {name} shows {shown} at position {block_idx} and holds {block.block_id}"
-            if is_placeholder and not self._settings.is_swa:
+            is_state = self._settings.is_recurrent_state and not self._settings.compatibility
+            if is_placeholder and not self._settings.is_swa and not is_state:
                 yield f"14: {name} has a sliding-window placeholder at position {block_idx}"
             if not block.is_placeholder and not block.is_primary:
                 yield f"17: {name} holds block {block.block_id}, which lies in the secondary pool"
