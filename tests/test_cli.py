@@ -36,6 +36,7 @@ def single(ending: Annotated[str, typer.Option()] = "well") -> None:
         "mismatch": typer.Exit(1),
         "bad": InvalidInputError("tokens are -1\ngive 0 or more"),
         "bug": LogicError("block 3 is in two queues"),
+        "full": OSError(28, "No space left on device"),
         "file": FileNotFoundError(2, "No such file or directory", "trace.jsonl"),
         "crash": ZeroDivisionError(),
     }
@@ -75,6 +76,7 @@ def test_function_and_app_are_both_commands() -> None:
         ("well", 0, ""),
         ("mismatch", 1, ""),
         ("bad", 2, "error: tokens are -1 give 0 or more\n"),
+        ("full", 2, "error: No space left on device\n"),
         ("file", 2, "error: trace.jsonl: No such file or directory\n"),
     ],
 )
@@ -103,8 +105,19 @@ def test_unexpected_errors_are_not_hidden() -> None:
 
 @pytest.mark.usefixtures("commands")
 @pytest.mark.parametrize("arguments", [("three",), ("one", "--no-such-option"), ("many", "first")])
-def test_wrong_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
-    assert run(*arguments).exit_code == 2
+def test_wrong_usage_is_one_line_and_exits_with_2(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert "--help" in result.stderr
+
+
+@pytest.mark.usefixtures("commands")
+def test_without_a_command_the_help_is_shown() -> None:
+    result = run()
+    assert (result.exit_code, result.stderr) == (2, "")
+    assert "Several commands." in result.stdout
 
 
 def test_version() -> None:

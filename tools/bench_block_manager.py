@@ -1,6 +1,6 @@
 """The block manager beside vLLM's, SGLang's and nano-vllm's, on the same work, in one run and one table.
 
-Run: ``python tools/bench_block_manager.py [--peers FOLDER] [--trace FILE] [--repeat 3] [--only CASE ...] [--json FILE]``.
+Run: ``python tools/bench_block_manager.py [--peers FOLDER] [--trace FILE] [--repeat 3] [--only GROUP] [--json FILE]``.
 
 FOLDER (or the environment variable TRTKV_PEERS) is laid out as tools/requirements-peers.txt says; a system that is not
 there is left out with a note. Every measurement is a process of its own with the interpreter of its system
@@ -87,7 +87,11 @@ def groups(arguments: argparse.Namespace) -> list[Group]:
     same_start = [{"case": "siblings_after_bos", "size": count} for count in (10, arguments.scale // 100)]
     lengths = [{"case": "new_prompt", "size": length} for length in (size // 32, size // 4, size, size * 4)]
     millions = ("3M pool", "30M pool", "300M pool")
-    memory = {"case": "memory", "capacity_tokens": arguments.scale * 320, "size": arguments.scale * 10}
+    memory = {
+        "case": "memory",
+        "capacity_tokens": arguments.scale * 320,
+        "size": max(arguments.scale * 10, 256 * arguments.tokens_per_block),
+    }
     return [
         Group("trace-30M", f"trace, first {n:,}, pool 30M tokens", everyone, [trace]),
         Group("trace-3M", f"trace, first {n:,}, pool 3M tokens", everyone, [{**trace, "capacity_tokens": 3_000_000}]),

@@ -249,6 +249,11 @@ def hash_block_key(key: PackedKey, parent_hash: int = 0) -> int:
     return seed
 
 
+def hash_key_alone(key: PackedKey) -> int:
+    """``hash_block_key`` without a parent, never compiled: for the few keys that are hashed without events."""
+    return mix_tokens_plainly(key, len(key) >> 2) if isinstance(key, bytes) else hash_block_key(key)
+
+
 HashLink: TypeAlias = "tuple[PackedKey, HashLink | int]"
 """A chain hash not computed yet: a key and the hash (or link) of its predecessor at that moment.
 

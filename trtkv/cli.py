@@ -20,6 +20,9 @@ from trtkv.errors import LogicError, TrtkvError
 
 EXIT_BAD_INPUT: Final = 2
 
+USAGE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[1]
+"""Base of what is raised for unknown commands and options, and for missing or wrong values."""
+
 COMMANDS: Final = {
     "replay": "trtkv.commands.replay:replay",
     "sweep": "trtkv.commands.sweep:sweep",
@@ -49,9 +52,14 @@ class CommandGroup(typer.core.TyperGroup):
         return self.commands.get(cmd_name)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a command; a TrtkvError or an unreadable file becomes one line on stderr and exit code 2."""
+        """Run a command and exit; wrong usage, a TrtkvError or an unreadable file: one line on stderr and code 2."""
         try:
-            return super().main(*args, **kwargs)
+            sys.exit(super().main(*args, **{**kwargs, "standalone_mode": False}))
+        except USAGE_ERROR as error:
+            line = describe_usage(error)
+            if line:
+                sys.stderr.write(f"error: {line}\n")
+            sys.exit(EXIT_BAD_INPUT)
         except (TrtkvError, OSError) as error:
             if os.environ.get("TRTKV_TRACEBACK"):
                 raise
@@ -71,10 +79,16 @@ def load_command(name: str, target: str) -> Any:
     return typer.main.get_command(single)
 
 
+def describe_usage(error: Any) -> str:
+    """What is wrong with a command line, on one line; empty when no command was given and the help was shown."""
+    text = " ".join(error.format_message().split()).rstrip(".")
+    return f"{text}; see {error.ctx.command_path} --help" if text and error.ctx else text
+
+
 def describe(error: TrtkvError | OSError) -> str:
     """The error's text on one line; for a file, its name and what is wrong with it."""
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     text = " ".join(str(error).splitlines()) or type(error).__name__
     if isinstance(error, LogicError):
         return f"{text} (a bug of trtkv: run again with TRTKV_TRACEBACK=1 and report what it shows)"

@@ -924,20 +924,7 @@ class KVCacheManager:
         import numpy as np
 
         table = np.asarray(output)
-        needed = max(len(ids) for window, _ in self._windows for ids in sequence.get_cache_block_ids(window))
-        first, last = output_slot_offset, output_slot_offset + sequence.beam_width
-        is_fit = table.dtype == np.int32 and table.ndim == 4 and table.shape[2] == 2
-        if (
-            not is_fit
-            or first < 0
-            or table.shape[0] < self.num_pools
-            or table.shape[1] < last
-            or table.shape[3] < needed
-        ):
-            raise InvalidInputError(
-                f"rows {first} to {last - 1} of request {sequence.request_id} need an int32 table of at least "
-                f"[{self.num_pools}, {last}, 2, {needed}], it is {table.dtype} {list(table.shape)}"
-            )
+        self._check_offset_table(table, output_slot_offset, sequence)
         longest = pool_idx = 0
         for window_size, manager in self._windows:
             window = sequence.get_window(window_size)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from trtkv import block_key
-from trtkv.block_key import EMPTY_KEY, PackedKey, hash_block_key
+from trtkv.block_key import EMPTY_KEY, PackedKey, hash_key_alone
 from trtkv.templated_trie import Node, Trie
 
 if TYPE_CHECKING:
@@ -90,8 +90,9 @@ class HashMapOrderedNode(LookupNode):
         super().__init__(key, parent, value)
         self.bucket_count = 1
         self.map_hash: int | None = None
-        self.order: list[HashMapOrderedNode] = []
-        self.pending: list[tuple[bool, HashMapOrderedNode]] = []  # (inserted, node), not worked into order yet
+        self.order: list[HashMapOrderedNode] | None = None
+        # (inserted, node), not worked into order yet; None: no more than one insertion, of the child there is.
+        self.pending: list[tuple[bool, HashMapOrderedNode]] | None = None
         self.tie_counter: list[int] = [0] if parent is None else cast(HashMapOrderedNode, parent).tie_counter
 
     def create_node(self, key: PackedKey) -> LookupNodePtr:
@@ -100,23 +101,27 @@ class HashMapOrderedNode(LookupNode):
 
     def link_node(self, node: LookupNodePtr) -> None:
         """Make a node a child."""
+        only_child = self.children
         super().link_node(node)
-        self._write_down(True, node)
+        if only_child is not None or self.pending is not None:
+            self._write_down(True, node, only_child)
 
     def remove_node(self, node: LookupNodePtr) -> None:
         """Unlink a child; the order of the others stays."""
         super().remove_node(node)
-        self._write_down(False, node)
+        self._write_down(False, node, node)
 
-    def _write_down(self, inserted: bool, node: LookupNodePtr) -> None:
+    def _write_down(self, inserted: bool, node: LookupNodePtr, first: LookupNodePtr) -> None:
+        """Note a change; ``first`` is the child whose insertion went without a note, if one did."""
+        if self.pending is None:
+            self.pending = [(True, cast(HashMapOrderedNode, first))]
         self.pending.append((inserted, cast(HashMapOrderedNode, node)))
-        if len(self.pending) > _MOST_PENDING and len(self.pending) > 4 * len(self.order):
+        if len(self.pending) > _MOST_PENDING and len(self.pending) > 4 * len(self.order or ()):
             self._work_out()
 
     def ordered_children(self) -> Iterable[LookupNodePtr]:
         """Children in hash-map order."""
-        self._work_out()
-        return tuple(self.order)
+        return tuple(self._work_out())
 
     def find_partially_matching_nodes(self, key: PackedKey) -> list[tuple[int, LookupNodePtr]]:
         """As in Node, equal lengths in hash-map order; counts look-ups with a tie for the longest."""
@@ -128,34 +133,40 @@ class HashMapOrderedNode(LookupNode):
             matches.sort(key=lambda match: (-match[0], place[match[1]]))
         return matches
 
-    def _work_out(self) -> None:
+    def _work_out(self) -> list[HashMapOrderedNode]:
+        """The order with all changes worked in."""
+        if self.pending is None:
+            self.pending = [] if self.children is None else [(True, self.children)]
+        order = self.order = self.order or []
         for inserted, node in self.pending:
             if not inserted:
-                self.order.remove(node)
+                order.remove(node)
                 continue
-            if len(self.order) + 1 > (self.bucket_count if self.bucket_count > 1 else 0):
-                self._grow()
-            self._place(node)
+            if len(order) + 1 > (self.bucket_count if self.bucket_count > 1 else 0):
+                self._grow(order)
+            self._place(node, order)
         self.pending.clear()
+        return order
 
-    def _grow(self) -> None:
+    def _grow(self, order: list[HashMapOrderedNode]) -> None:
         self.bucket_count = next(count for count in _BUCKET_COUNTS if count > self.bucket_count)
-        nodes, self.order = self.order, []
+        nodes = list(order)
+        order.clear()
         for node in nodes:
-            self._place(node)
+            self._place(node, order)
 
-    def _place(self, node: HashMapOrderedNode) -> None:
+    def _place(self, node: HashMapOrderedNode, order: list[HashMapOrderedNode]) -> None:
         bucket = node.get_map_hash() % self.bucket_count
-        for position, other in enumerate(self.order):
+        for position, other in enumerate(order):
             if other.get_map_hash() % self.bucket_count == bucket:
-                self.order.insert(position, node)
+                order.insert(position, node)
                 return
-        self.order.insert(0, node)
+        order.insert(0, node)
 
     def get_map_hash(self) -> int:
         """Hash of the key with parent 0, under which the node stands in its parent's map."""
         if self.map_hash is None:
-            self.map_hash = hash_block_key(self.key)
+            self.map_hash = hash_key_alone(self.key)
         return self.map_hash
 
 

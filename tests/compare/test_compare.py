@@ -99,6 +99,8 @@ def test_tolerance_of_a_count_is_a_share_and_of_a_rate_absolute() -> None:
     assert [line.verdict for line in comparison.lines] == ["differs", "differs"]
     with pytest.raises(InvalidInputError, match=r"tolerance is -0\.1"):
         compare_facts(facts(1, 1), facts(1, 1), tolerance=-0.1)
+    with pytest.raises(InvalidInputError, match="tolerance is nan"):
+        compare_facts(facts(1, 1), facts(1, 1), tolerance=float("nan"))
 
 
 def test_other_settings_are_refused_unless_ignored() -> None:

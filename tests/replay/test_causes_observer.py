@@ -106,6 +106,8 @@ def test_what_happens_behind_the_back_of_the_observer_is_noticed():
     driver = Driver()
     other = LlmRequest(99, [*P, 9], 1)
     driver.manager.add_sequence_batch([(99, 9, 1)], [other])
+    other.set_context_current_position(9)
+    other.set_state(LlmRequestState.GENERATION_IN_PROGRESS)
     driver.manager.remove_sequence(99, other)
     with pytest.raises(LogicError, match="request 0 found 8 tokens, its history says 0"):
         driver.serve([*P, 9])

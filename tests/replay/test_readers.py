@@ -465,9 +465,9 @@ def test_broken_first_line_of_many_is_a_faulty_row(tmp_path: Path) -> None:
     [
         ('{"a": 1}\n', "the row's keys (a) belong to no known format (dynamo, agentic,"),
         ("a,b\n1,2\n", "the row's keys (a, b) belong to no known format"),
-        ("", "no row tells the format"),
-        ("\n\n", "no row tells the format"),
-        ("[]", "no row tells the format"),
+        ("", "no row tells the format; unless the trace is empty"),
+        ("\n\n", "no row tells the format; unless the trace is empty"),
+        ("[]", "no row tells the format; unless the trace is empty"),
     ],
 )
 def test_unknown_files(tmp_path: Path, text: str, reason: str) -> None:
@@ -484,7 +484,7 @@ def test_unknown_format_name_and_missing_file(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="cannot open trace"):
         read(tmp_path / "nothing.jsonl")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InvalidInputError, match="no trace file was found in the folder"):
+    with pytest.raises(InvalidInputError, match="empty: no trace file was found in the folder"):
         read(tmp_path / "empty")
 
 

@@ -242,6 +242,25 @@ def test_recurrent_states_have_no_pages():
     assert export_flashinfer(manager, [0], FULL).kv_indices.tolist() == [0, 1]
 
 
+def test_pages_and_slots_address_the_buffers_of_every_layer():
+    """Written through the slot mapping, read through the page table."""
+    torch = pytest.importorskip("torch")
+    manager = make_kv_cache_manager(16)
+    for request_id, prompt_len in ((0, 9), (1, 6)):
+        add(manager, make_request(request_id, [100 * request_id + token for token in range(prompt_len)]))
+    manager.allocate_pools()
+    keys = manager.get_buffers(0, "NHD")[:, 0]  # [pages, tokens per block, heads, head size]
+    slots = torch.from_numpy(export_slot_mapping(manager, [0, 1], FULL, [9, 6]))
+    tokens = [
+        token for request_id, count in ((0, 9), (1, 6)) for token in range(100 * request_id, 100 * request_id + count)
+    ]
+    keys[slots // 4, slots % 4] = torch.tensor(tokens, dtype=keys.dtype)[:, None, None]
+    table = export_block_table(manager, [0, 1], FULL)
+    for row, (first, count) in enumerate(((0, 9), (100, 6))):
+        pages = torch.from_numpy(table.block_table[row]).long()
+        assert keys[pages].reshape(-1)[: table.seq_lens[row]].tolist() == list(range(first, first + count))
+
+
 # -- every layout reads the tokens of its requests ---------------------------------------------------------------
 
 

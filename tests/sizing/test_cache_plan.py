@@ -139,6 +139,14 @@ def test_head_sizes_that_differ_are_one_pool_each() -> None:
         make_cache_plan(shape, SizingOptions(GIB, max_sequence_length=512))
 
 
+def test_a_prompt_has_to_fit_into_every_window_whole() -> None:
+    assert plan_of("llama-3.1-8b").longest_prompt == 131072
+    plan = plan_of("gemma-3-4b", 10**10)
+    assert plan.longest_prompt == plan.windows[0].primary_tokens
+    assert plan.windows[0].num_sequences > 10
+    assert plan_of("jamba-v0.1").longest_prompt == 262144
+
+
 def test_the_longest_sequence_must_be_known() -> None:
     shape = shape_of("llama-3.1-8b", model_type="new", max_position_embeddings=...)
     with pytest.raises(

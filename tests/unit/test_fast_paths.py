@@ -12,7 +12,14 @@ from tests.builders import TOKENS_PER_BLOCK, make_kv_cache_manager, make_request
 from tests.snapshot import find_changes, take_snapshot
 from tests.stress.random_program import RandomProgram
 from trtkv import KVCacheManager, LlmRequest
-from trtkv.block_key import build_block_keys, build_block_keys_of, mix_tokens, mix_tokens_plainly
+from trtkv.block_key import (
+    build_block_keys,
+    build_block_keys_of,
+    hash_block_key,
+    hash_key_alone,
+    mix_tokens,
+    mix_tokens_plainly,
+)
 from trtkv.common import MAX_INT32, PLACEHOLDER_BLOCK_ID
 from trtkv.errors import OutOfBlocksError
 from trtkv.generation_request import SequenceWindow
@@ -188,3 +195,5 @@ def test_compiled_token_mixer(seed: int) -> None:
     tokens = array("i", [rng.randint(-(2**31), 2**31 - 1) for _ in range(rng.randint(0, 70))]).tobytes()
     parent = rng.getrandbits(64)
     assert mix_tokens(tokens, parent) == mix_tokens_plainly(tokens, parent)
+    for key in (tokens, (tokens, None, 3, "salt", ())):
+        assert hash_key_alone(key) == hash_block_key(key)

@@ -1,5 +1,6 @@
 """SGLang's radix cache with its paged allocator, on the CPU. Variants: radix, unified-python, unified-rust."""
 
+# ruff: noqa: E402 - paths and stand-ins have to be in place before the imports
 from __future__ import annotations
 
 import os

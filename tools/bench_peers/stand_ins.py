@@ -45,7 +45,7 @@ def _make_anything(name: str) -> Any:
 
 
 class _StandInModule(ModuleType):
-    __path__: list[str] = []
+    __path__: tuple[str, ...] = ()
     __version__ = "0.0.0"
 
     def __getattr__(self, name: str) -> Any:

@@ -1,5 +1,6 @@
 """vLLM's KVCacheManager (V1). Variants: sha256 (its default), xxhash, ... : any of its hash functions."""
 
+# ruff: noqa: E402 - paths and stand-ins have to be in place before the imports
 from __future__ import annotations
 
 import logging

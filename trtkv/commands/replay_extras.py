@@ -62,7 +62,9 @@ def check_bounds(options: ExtraOptions, trace: RequestTrace, config: ReplayConfi
     from trtkv.replay.bounds import has_bounds
 
     if options.bounds and not has_bounds(trace.requests, config):
-        raise InvalidInputError("--bounds is about full attention; give one --window full at least")
+        raise InvalidInputError(
+            "--bounds is about full attention; give one --window full at least, and all windows the same room"
+        )
 
 
 def add_extras(result: ReplayResult, options: ExtraOptions, progress_bar: ProgressBar) -> ReplayResult:

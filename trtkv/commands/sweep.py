@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 import typer.main
 
-from trtkv.commands.replay import AUTO, SystemChoice, check_bounds, check_writable, make_config, replay, replay_report
+from trtkv.commands.replay import check_writable, replay
+from trtkv.commands.replay_job import ReplayJob, TraceSettings, make_job, make_trace_settings, run_job, short_report
 
 if TYPE_CHECKING:
-    from trtkv.replay.replay_config import ReplayConfig
     from trtkv.replay.sweep.grid import Configuration
     from trtkv.replay.sweep.task import Report, SweepTask
     from trtkv.replay.trace import RequestTrace
 
-READ_OPTIONS: Final = ("trace_format", "block_size", "limit", "lenient", "tokenizer", "chat_template")
-OTHER_OPTIONS: Final = ("bounds",)
-"""Options of a replay that can be set beside those of make_config; the others are about showing one result."""
+NOT_SET: Final = ("trace", "json_file", "record", "explain_file", "html_file", "curve", "help")
+"""Parameters of a replay that a sweep does not set: traces are named by themselves, a file belongs to one replay, and a
+curve is a sweep of its own."""
 
 
 def sweep(
@@ -86,41 +86,16 @@ def sweep(
         write_parquet(rows, parquet)
 
 
-@dataclass(frozen=True, slots=True)
-class TraceSettings:
-    """How a trace is read."""
-
-    path: str
-    format_name: str | None
-    block_size: int | None
-    tokenizer: Path | None
-    chat_template: str | None
-    lenient: bool
-    limit: int | None
-
-
-class ReplaySettings(NamedTuple):
-    """How it is replayed."""
-
-    system: SystemChoice
-    config: ReplayConfig
-    bounds: bool
-
-
 def read_trace(settings: TraceSettings) -> RequestTrace:
     """The trace of these settings."""
-    from trtkv.replay.readers.options import ReadOptions
-    from trtkv.replay.readers.registry import read_requests
-
-    options = ReadOptions(settings.block_size, settings.tokenizer, settings.chat_template)
-    return read_requests(
-        settings.path, options, format_name=settings.format_name, lenient=settings.lenient, limit=settings.limit
-    ).trace
+    return settings.read().trace
 
 
-def run_replay(trace: RequestTrace, settings: ReplaySettings) -> Report:
-    """The JSON report of a replay."""
-    return replay_report(trace, settings.config, settings.system, settings.bounds)
+def run_replay(trace: RequestTrace, job: ReplayJob) -> Report:
+    """The report of a run; shows nothing."""
+    from trtkv.replay.report import progress_bar
+
+    return short_report(run_job(job, trace, functools.partial(progress_bar, quiet=True)))
 
 
 def make_tasks(grid: Mapping[str, Sequence[str]], options: _ReplayOptions) -> list[SweepTask]:
@@ -143,19 +118,7 @@ def _make_task(configuration: Configuration, options: _ReplayOptions, digest: Ca
     from trtkv.replay.sweep.task import SweepTask
 
     given = options.parse(configuration)
-    trace = TraceSettings(
-        path=given["trace"],
-        format_name=None if given["trace_format"] == AUTO else given["trace_format"],
-        block_size=given["block_size"],
-        tokenizer=given["tokenizer"],
-        chat_template=given["chat_template"],
-        lenient=given["lenient"],
-        limit=given["limit"],
-    )
-    config = make_config(**{name: given[name] for name in options.config_names})
-    run = ReplaySettings(given["system"], config, given["bounds"])
-    if run.bounds:
-        check_bounds(run.config, run.system)
+    trace, job = make_trace_settings(given), make_job(given)
     about = {
         "version": __version__,
         "trace": {
@@ -164,19 +127,21 @@ def _make_task(configuration: Configuration, options: _ReplayOptions, digest: Ca
             "tokenizer": None if trace.tokenizer is None else digest(str(trace.tokenizer)),
             "chat_template": trace.chat_template and (digest(trace.chat_template) or trace.chat_template),
         },
-        "system": run.system.value,
-        "config": asdict(run.config),
-        "bounds": run.bounds,
+        "job": asdict(job),
     }
-    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
-    return SweepTask(key, configuration, trace, run)
+    key = hashlib.sha256(json.dumps(about, sort_keys=True, default=_plain).encode()).hexdigest()[:32]
+    return SweepTask(key, configuration, trace, job)
+
+
+def _plain(value: object) -> object:
+    """What JSON has no word for: an enumeration by its value."""
+    return value.value if isinstance(value, Enum) else str(value)
 
 
 class _ReplayOptions:
     """The options of ``trtkv replay`` that a sweep can set, parsed by the command itself."""
 
     def __init__(self) -> None:
-        self.config_names = [name for name in inspect.signature(make_config).parameters if name != "tell"]
         self._given: dict[str, Any] = {}
 
         @functools.wraps(replay)
@@ -186,11 +151,10 @@ class _ReplayOptions:
         app = typer.Typer(add_completion=False)
         app.command()(capture)
         self._command = typer.main.get_command(app)
-        settable = {*self.config_names, *READ_OPTIONS, *OTHER_OPTIONS}
         self._parameters: dict[str, Any] = {
             parameter.opts[0].lstrip("-").replace("-", "_"): parameter
             for parameter in self._command.params
-            if parameter.name in settable
+            if parameter.name not in NOT_SET
         }
 
     @property

@@ -89,7 +89,7 @@ def compare_facts(
     ``tolerance``: largest difference of a rate, and of a count as a share of the reference; 0 asks for equality.
     Raises NotComparableError if settings or definitions contradict each other, or nothing is common.
     """
-    if tolerance < 0:
+    if not tolerance >= 0:
         raise InvalidInputError(f"tolerance is {tolerance}; give 0 or more")
     if not ignore_settings:
         _check_settings(result, reference)

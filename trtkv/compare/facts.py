@@ -87,7 +87,9 @@ def load_facts(path: Path) -> Facts:
     """Facts of a result file. Raises InvalidInputError naming file and what is wrong with it."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise InvalidInputError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise InvalidInputError(f"cannot read {path}: {error}") from error
     try:
         return facts_of(_parse(text), path.name)

@@ -120,8 +120,13 @@ def compute_bounds(
 
 
 def has_bounds(requests: Sequence[TraceRequest], config: ReplayConfig) -> bool:
-    """Whether bounds can be given for these settings: some window must be as wide as the longest sequence."""
-    return max(config.layer_windows(requests)) >= config.max_sequence_length(requests)
+    """Whether bounds can be given for these settings: some window must be as wide as the longest sequence.
+
+    Windows with different numbers of blocks are out of reach: one of them admits requests, another one keeps prefixes.
+    """
+    return len(set(config.window_blocks)) <= 1 and max(config.layer_windows(requests)) >= config.max_sequence_length(
+        requests
+    )
 
 
 def bounds_of(requests: Sequence[TraceRequest], config: ReplayConfig) -> Bounds | None:

@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from trtkv.errors import InvalidInputError
-from trtkv.replay.bounds import bounds_of
+from trtkv.replay.bounds import bounds_of, found_units
 from trtkv.replay.prefix_tree import PrefixTree
 from trtkv.replay.replay_result import Rate, replay_trace
 from trtkv.replay.reuse_distance import ReuseDistances, measure_reuse
-from trtkv.replay.symbols import BlockSymbols
+from trtkv.replay.symbols import BlockSymbols, prompt_tokens
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from trtkv.replay.driver import Progress
     from trtkv.replay.replay_config import ReplayConfig
     from trtkv.replay.trace import RequestTrace, TraceRequest
@@ -87,12 +85,13 @@ class CapacityCurve:
 
 
 def prompt_reuse_distances(requests: Sequence[TraceRequest], tokens_per_block: int) -> ReuseDistances:
-    """Reuse distances of the full blocks that a prompt may find, in blocks."""
-    symbols = BlockSymbols(requests, _findable_tokens, tokens_per_block)
+    """Reuse distances of the full blocks that a prompt may find, all but the one with its last token, in blocks."""
+    symbols = BlockSymbols(requests, prompt_tokens, tokens_per_block)
     tree = PrefixTree(symbols.load)
     for position in range(len(requests)):
         tree.insert(symbols.load(position))
-    distances, _ = measure_reuse(tree, len(requests))
+    findable = [found_units(request, tokens_per_block) for request in requests]
+    distances, _ = measure_reuse(tree, len(requests), num_findable=findable)
     return distances
 
 
@@ -125,7 +124,7 @@ def measure_curve(
     least_blocks = max(config.num_needed_blocks(request) for request in trace.requests)
     most_blocks = max(least_blocks, min(most_blocks, 2 * curve.model[-1].capacity_tokens // config.tokens_per_block))
     configs = [
-        replace(config, capacity_tokens=blocks * config.tokens_per_block)
+        replace(config, capacity_tokens=blocks * config.tokens_per_block, window_blocks=())
         for blocks in _spread(least_blocks, most_blocks, num_points)
     ]
     measured = []
@@ -155,10 +154,6 @@ def _run(trace: RequestTrace, config: ReplayConfig) -> CurvePoint:
         result.counts.prepopulated_tokens,
         None if bounds is None else bounds.clairvoyant_hit_tokens,
     )
-
-
-def _findable_tokens(request: TraceRequest) -> NDArray[Any]:
-    return request.tokens()[:-1]
 
 
 def _spread(first: int, last: int, count: int) -> list[int]:

@@ -82,15 +82,20 @@ class _LiveRequest:
     __slots__ = ("left", "num_blocks", "request")
 
     def __init__(self, trace_request: TraceRequest, num_blocks: int) -> None:
-        constraints = trace_request.constraints
-        self.request = LlmRequest(
-            trace_request.index,
-            trace_request.tokens(),
-            trace_request.output_length,
-            **({} if constraints is None else constraints._asdict()),
-        )
+        self.request = make_llm_request(trace_request, trace_request.output_length)
         self.num_blocks = num_blocks
         self.left = trace_request.output_length
+
+
+def make_llm_request(trace_request: TraceRequest, max_new_tokens: int) -> LlmRequest:
+    """A request at the start of its prompt, with the salt and the LoRA id that the trace gives it."""
+    constraints = trace_request.constraints
+    return LlmRequest(
+        trace_request.index,
+        trace_request.tokens(),
+        max_new_tokens,
+        **({} if constraints is None else constraints._asdict()),
+    )
 
 
 class ClosedLoop:

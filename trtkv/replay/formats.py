@@ -179,7 +179,7 @@ def _detected_format(rows: JsonRows) -> TraceFormat:
 
     found = rows.first(usable)
     if found is None:
-        raise TraceFormatError(f"{rows.name}: no row tells the format; name it with --format")
+        raise TraceFormatError(f"{rows.name}: no row tells the format; unless the trace is empty, give --format")
     return found
 
 

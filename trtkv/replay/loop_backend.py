@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from trtkv.llm_request import LlmRequest
+from trtkv.replay.driver import make_llm_request
 from trtkv.resource_manager import KVCacheResourceManager
 from trtkv.scheduler.capacity_scheduler import CapacityScheduler, CapacityScheduleResult
 from trtkv.scheduler.micro_batch_scheduler import MicroBatchScheduler, MicroBatchScheduleResult
@@ -101,7 +102,7 @@ class DirectBackend:
 
     def new_request(self, trace_request: TraceRequest, num_new_tokens: int) -> LlmRequest:
         """A request at the start of its prompt."""
-        return LlmRequest(trace_request.index, trace_request.tokens(), num_new_tokens)
+        return make_llm_request(trace_request, num_new_tokens)
 
     def drop_request(self, request: LlmRequest) -> None:
         """Nothing to forget."""

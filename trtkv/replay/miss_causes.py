@@ -166,7 +166,7 @@ class MissCauses:
             elif broken is not None:
                 yield broken.segment(high - low)
             else:
-                check(high == path.num_tokens, "a cached block that can be reached was not found")
+                check(index == len(path.nodes) - 1, "a cached block that can be reached was not found")
                 yield Segment(Cause.LAST_TOKEN, high - low)
 
     def _find_break(self, window: WindowHistory, nodes: Sequence[int]) -> _Verdict | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkv.errors import ConfigurationError, InvalidInputError
@@ -20,6 +21,15 @@ def apply_cache_plan(config: ReplayConfig, plan: CachePlan) -> ReplayConfig:
     if plan.shape.states is not None:
         raise ConfigurationError(
             f"{plan.shape.name} keeps recurrent states, which a replay does not model; trtkv size shows what fits"
+        )
+    if len(plan.windows) == 1:
+        (window,) = plan.windows
+        return replace(
+            config,
+            windows=(None if window.is_full else window.window_size,),
+            capacity_tokens=window.primary_tokens,
+            host_tokens=window.secondary_tokens or 0,
+            min_sequence_length=plan.max_sequence_length,
         )
     return config.with_window_blocks(
         [None if window.is_full else window.window_size for window in plan.windows],

@@ -20,6 +20,9 @@ EXTRA_BLOCKS_PER_REQUEST: Final = 3
 
 EXTRA_TOKENS_PER_SEQUENCE: Final = 2
 
+MAX_BLOCKS: Final = 2**31 - 1
+"""Block ids are 32-bit numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayConfig:
@@ -61,6 +64,9 @@ class ReplayConfig:
                 f"capacity_tokens is {self.capacity_tokens}, less than one block of {self.tokens_per_block} tokens; "
                 "give room for a block at least"
             )
+        for name, tokens in (("capacity_tokens", self.capacity_tokens), ("host_tokens", self.host_tokens)):
+            if tokens is not None and tokens // self.tokens_per_block > MAX_BLOCKS:
+                raise ConfigurationError(f"{name} is {tokens}, more than {MAX_BLOCKS} blocks; give less")
         if not self.windows:
             raise ConfigurationError("no attention window is given; give at least one")
         for window in self.windows:

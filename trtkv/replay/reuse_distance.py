@@ -64,9 +64,15 @@ class WorkingSets(NamedTuple):
 
 
 def measure_reuse(
-    tree: PrefixTree, num_requests: int, window_lengths: Sequence[int] = ()
+    tree: PrefixTree,
+    num_requests: int,
+    window_lengths: Sequence[int] = (),
+    num_findable: Sequence[int] | None = None,
 ) -> tuple[ReuseDistances, list[WorkingSets]]:
-    """Distances of all reused blocks, and working sets of windows of so many requests, from a finished tree."""
+    """Distances of all reused blocks, and working sets of windows of so many requests, from a finished tree.
+
+    ``num_findable``: for each request, how many of its leading blocks it looks for; the others are touched too.
+    """
     last_touch: dict[Edge, int] = {}
     blocks_by_touch = FenwickTree(num_requests)
     starts: list[int] = []
@@ -79,7 +85,8 @@ def measure_reuse(
         num_touched += num_blocks
         runs = _runs(path, last_touch)
         starts += [blocks_by_touch.total(touch + 1, position) for touch, _, _ in runs]
-        lengths += [end - start for _, start, end in runs]
+        most = num_blocks if num_findable is None else num_findable[position]
+        lengths += [max(0, min(end, most) - start) for _, start, end in runs]
         for touch, start, end in runs:
             blocks_by_touch.add(touch, start - end)
         blocks_by_touch.add(position, num_blocks)

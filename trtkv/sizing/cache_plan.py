@@ -139,6 +139,12 @@ class CachePlan:
         return min(window.num_sequences for window in self.windows)
 
     @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt that can be admitted: until its first token it is whole in every window."""
+        tokens = [window.primary_tokens for window in self.windows if window.primary_tokens is not None]
+        return min(self.max_sequence_length, *tokens)
+
+    @property
     def blocks_per_window(self) -> dict[WindowSize, tuple[int, int]]:
         """Primary and secondary blocks, as a manager takes them."""
         return {window.window_size: (window.primary_blocks, window.secondary_blocks) for window in self.windows}

@@ -38,6 +38,7 @@ def plan_json(plan: CachePlan, check: PlanCheck | None = None) -> dict[str, obje
         "host_memory_bytes": options.host_memory_bytes,
         "bytes_per_token": plan.bytes_per_token,
         "num_sequences": plan.num_sequences,
+        "longest_prompt": plan.longest_prompt,
         "primary_bytes": plan.primary_bytes,
         "secondary_bytes": plan.secondary_bytes,
         "windows": [_window_json(window) for window in plan.windows],
@@ -111,6 +112,11 @@ def plan_lines(plan: CachePlan, check: PlanCheck | None = None) -> list[str]:
     lines = [f"note: {note}" for note in plan.shape.notes]
     if len(plan.windows) > 1:
         lines.append("Each window has a share of the memory of its own: --window-shares sets them.")
+    if plan.longest_prompt < plan.max_sequence_length:
+        lines.append(
+            f"A prompt is whole in every window until its first token: longer ones than {plan.longest_prompt:,} tokens "
+            "cannot be admitted."
+        )
     if check is not None:
         pools = sum(window.num_pools for window in check.windows)
         allocated, full, given = map(

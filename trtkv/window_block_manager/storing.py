@@ -44,6 +44,11 @@ def usable_tokens(request: LlmRequest, compatibility: bool = False) -> int:
     return max(num_tokens - 1, 0)
 
 
+def has_started(request: LlmRequest) -> bool:
+    """Whether a step of the request has run, so that its encoder states are in the cross cache."""
+    return not request.is_first_context_chunk or request.state not in _NOTHING_COMPUTED
+
+
 _NOTHING_COMPUTED: Final = frozenset(
     {
         LlmRequestState.ENCODER_INIT,
@@ -293,9 +298,10 @@ class BlockStorer:
         if not settings.compatibility:
             if settings.cache_type is CacheType.CROSS:
                 tokens = request.encoder_tokens
-                if tokens is None or not usable:
+                if tokens is None or not has_started(request):
                     return []
-                return build_encoder_keys(request, tokens, settings.tokens_per_block, len(tokens), allow_partial)
+                usable = min(len(tokens), sequence.num_tokens)
+                return build_encoder_keys(request, tokens, settings.tokens_per_block, usable, allow_partial)
             usable = min(usable, sequence.num_tokens)
             if sequence.beam_width > 1:
                 usable = min(usable, request.prompt_len)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -15,7 +16,8 @@ from typer.testing import CliRunner, Result
 
 from tests.replay.helpers import DATA
 from trtkv import cli
-from trtkv.commands.sweep import OTHER_OPTIONS, READ_OPTIONS
+from trtkv.commands.replay import replay as replay_command
+from trtkv.commands.sweep import NOT_SET
 
 CHAT = str(DATA / "chat_120.jsonl")
 MODEL = str(DATA / "models" / "llama-3.1-8b.json")
@@ -106,6 +108,25 @@ def test_several_traces_and_bounds(tmp_path: Path) -> None:
     assert "clairvoyant_token_hit_rate" in path.read_text()
 
 
+def test_causes_and_schedulers_become_columns(tmp_path: Path) -> None:
+    path = tmp_path / "r.csv"
+    assert run(*SMALL, "--set", "explain=true", "--jobs", "1", "--csv", str(path)).exit_code == 0
+    header, values = (line.split(",") for line in path.read_text().splitlines())
+    row = dict(zip(header, values, strict=True))
+    causes = {
+        name: int(value) for name, value in row.items() if name in ("hit_tokens", "cold_tokens", "evicted_tokens")
+    }
+    assert causes["hit_tokens"] == int(row["prepopulated_tokens"])
+    settings = ("--set", "scheduler=max-utilization,guaranteed-no-evict", "--set", "max-num-tokens=4096")
+    outcome = run(*SMALL, *settings, "--jobs", "1", "--csv", str(path), "--results", str(tmp_path / "r.jsonl"))
+    assert outcome.exit_code == 0, outcome.output
+    lines = path.read_text().splitlines()
+    assert len(lines) == 3
+    for name in ("scheduler", "steps", "token_hit_rate", "first_token_seconds_p90", "first_admissions_found_tokens"):
+        assert name in lines[0].split(",")
+    assert "per_request" not in (tmp_path / "r.jsonl").read_text()
+
+
 def test_windows_of_several_layers_are_one_value() -> None:
     outcome = run(*SMALL, "--set", "window=full,128+full", "--jobs", "1")
     assert outcome.exit_code == 0, outcome.output
@@ -115,20 +136,11 @@ def test_windows_of_several_layers_are_one_value() -> None:
 def test_every_option_about_the_run_can_be_set() -> None:
     shown = run("sweep", CHAT, "--set", "nothing=1").stderr
     known = shown.partition("known are ")[2].strip().split(", ")
-    for option in (
-        "tokens-per-block",
-        "window",
-        "system",
-        "format",
-        "model",
-        "memory",
-        "host-memory",
-        "bounds",
-        "limit",
-    ):
+    parameters = [name for name in inspect.signature(replay_command).parameters if name not in NOT_SET]
+    names = {"trace_format": "format"}
+    assert sorted(known) == sorted(names.get(name, name).replace("_", "-") for name in parameters)
+    for option in ("window", "system", "memory", "bounds", "explain", "scheduler", "limit"):
         assert option in known
-    assert "json" not in known
-    assert len(known) >= len(READ_OPTIONS) + len(OTHER_OPTIONS) + 10
 
 
 @pytest.mark.parametrize(

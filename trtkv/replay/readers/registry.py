@@ -139,7 +139,7 @@ def read_requests(
     """
     shown = os.fspath(path)
     if shown != STDIN_NAME and os.path.isdir(shown):
-        rows: Rows = FolderRows(folder_files(Path(shown)), lenient=lenient, limit=limit)
+        rows: Rows = FolderRows(shown, folder_files(Path(shown)), lenient=lenient, limit=limit)
         return _load(rows, shown, options or ReadOptions(), format_name, allow_lengths_only)
     with open_stream(path) as stream:
         rows = open_rows(stream, shown, lenient=lenient, limit=limit)
@@ -183,7 +183,7 @@ def _detected(rows: Rows) -> tuple[str, str]:
 
     found = rows.first(usable)
     if found is None:
-        raise TraceFormatError(f"{rows.name}: no row tells the format; name it with --format")
+        raise TraceFormatError(f"{rows.name}: no row tells the format; unless the trace is empty, give --format")
     return found
 
 

@@ -66,9 +66,9 @@ class ListedRows:
 class FolderRows:
     """Rows of several files one after the other, each opened when it is its turn."""
 
-    def __init__(self, paths: list[Path], *, lenient: bool, limit: int | None) -> None:
+    def __init__(self, folder: str, paths: list[Path], *, lenient: bool, limit: int | None) -> None:
         if not paths:
-            raise InvalidInputError("no trace file was found in the folder")
+            raise InvalidInputError(f"{folder}: no trace file was found in the folder")
         self.name = str(paths[0].parent)
         self.faults: list[RowFault] = []
         self._paths = paths

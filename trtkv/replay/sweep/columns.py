@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, TypeGuard, cast
 
 from trtkv.replay.sweep.task import Report
 
@@ -18,23 +18,14 @@ UNLIMITED: Final = "inf"
 
 
 def make_row(configuration: Mapping[str, str], report: Report) -> Row:
-    """One flat row: what was set, then single values of the report, rates by name, sums over windows, bounds.
+    """One flat row: what was set, then single values of the report and of its parts, sums over windows.
 
-    A setting of the same name as a value of the report gives way to it, but for the trace, whose path tells more.
+    Rates and causes go by their names, other parts by the part's name and theirs. A setting of the same name as a value
+    of the report gives way to it, but for the trace, whose path tells more.
     """
     row: Row = dict(configuration)
     for key, value in report.items():
-        if key == "rates":
-            row.update(_rates(value))
-        elif key == "windows":
-            row.update(_window_sums(value))
-        elif key == "bounds":
-            bounds = cast("Mapping[str, object]", value)
-            row.update(_rates(bounds.get("rates")))
-        elif isinstance(value, list):
-            row[key] = "+".join(map(str, value))
-        elif value is None or isinstance(value, str | int | float):
-            row[key] = value
+        row.update(_PARTS.get(key, _other)(key, value))
     return {**row, "trace": configuration.get("trace", row.get("trace"))}
 
 
@@ -57,11 +48,64 @@ def column_values(rows: Sequence[Row], name: str) -> list[Cell]:
     return numbers
 
 
-def _rates(rates: object) -> Row:
-    entries = cast("Sequence[Mapping[str, Any]]", rates or ())
-    return {str(entry["name"]): entry["value"] for entry in entries}
+def _other(key: str, value: object) -> Row:
+    """A single value; the single values of an object, by both names; a list of single values as text."""
+    if isinstance(value, Mapping):
+        return {f"{key}_{name}": cell for name, cell in value.items() if _is_cell(cell)}
+    if isinstance(value, list):
+        return {key: "+".join(map(str, value))} if all(map(_is_cell, value)) else {}
+    return {key: value} if _is_cell(value) else {}
 
 
-def _window_sums(windows: object) -> Row:
-    entries = cast("Sequence[Mapping[str, Any]]", windows)
-    return {name: sum(int(entry.get(name, 0)) for entry in entries) for name in WINDOW_SUMS}
+def _rates(key: str, rates: object) -> Row:
+    return {str(entry["name"]): entry["value"] for entry in _entries(rates)}
+
+
+def _bounds(key: str, bounds: object) -> Row:
+    return _rates(key, cast("Mapping[str, object]", bounds).get("rates"))
+
+
+def _causes(key: str, explanation: object) -> Row:
+    causes = _entries(cast("Mapping[str, object]", explanation).get("causes"))
+    return {f"{str(entry['cause']).replace('-', '_')}_tokens": entry["tokens"] for entry in causes}
+
+
+def _single_values(key: str, part: object) -> Row:
+    return {str(name): cell for name, cell in cast("Mapping[str, Cell]", part).items() if _is_cell(cell)} | {
+        str(name): "+".join(map(str, cell))
+        for name, cell in cast("Mapping[str, object]", part).items()
+        if isinstance(cell, list)
+    }
+
+
+def _distributions(key: str, distributions: object) -> Row:
+    return {
+        f"{entry['name']}_{what}": cell
+        for entry in _entries(distributions)
+        for what, cell in entry.items()
+        if what not in ("name", "definition", "count")
+    }
+
+
+def _window_sums(key: str, windows: object) -> Row:
+    return {name: sum(int(entry.get(name, 0)) for entry in _entries(windows)) for name in WINDOW_SUMS}
+
+
+def _entries(part: object) -> Sequence[Mapping[str, Any]]:
+    return cast("Sequence[Mapping[str, Any]]", part or ())
+
+
+def _is_cell(value: object) -> TypeGuard[Cell]:
+    return value is None or isinstance(value, str | int | float)
+
+
+_PARTS: Final[Mapping[str, Callable[[str, object], Row]]] = {
+    "rates": _rates,
+    "windows": _window_sums,
+    "bounds": _bounds,
+    "explanation": _causes,
+    "settings": _single_values,
+    "counts": _single_values,
+    "latencies": _distributions,
+}
+"""Parts of reports that are not read in the usual way."""

@@ -1,0 +1,123 @@
+"""The benchmark tools on tiny cases: what they write, not how fast anything is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PHASES = {"add", "store", "decode", "remove", "prompt", "total"}
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.jsonl"
+    rows = [
+        {"timestamp": index, "input_length": 1100 + index, "output_length": 3, "hash_ids": [1, 2, 10 + index]}
+        for index in range(4)
+    ]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def run_tool(root: Path, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    env = {key: value for key, value in os.environ.items() if key not in ("TRTKV_PEERS", "TRTKV_SHARED")}
+    command = [sys.executable, str(root / "tools" / name), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+
+
+def test_block_manager_benchmark_fills_one_table(repository_root: Path, trace: Path, tmp_path: Path) -> None:
+    history = tmp_path / "history.jsonl"
+    sizes = [
+        "--requests",
+        4,
+        "--live",
+        2,
+        "--repeat",
+        1,
+        "--operations",
+        2,
+        "--operation-tokens",
+        2048,
+        "--scale",
+        1000,
+    ]
+    only = ["trace-30M", "cached", "new", "decode", "siblings", "siblings-bos", "events", "memory"]
+    result = run_tool(
+        repository_root, "bench_block_manager.py", "--trace", trace, *sizes, "--only", *only, "--json", history
+    )
+    assert result.returncode == 0, result.stderr
+    (record,) = map(json.loads, history.read_text().splitlines())
+    assert set(record) == {"time", "machine", "settings", "rows", "skipped"}
+    rows = record["rows"]
+    assert list(dict.fromkeys(row["group"] for row in rows)) == only
+    assert {"vllm sha256", "sglang radix", "nano original"} <= set(record["skipped"])
+    by_work = {(row["group"], row["subject"], row["label"]): row for row in rows}
+    whole = by_work["trace-30M", "trtkv preallocated", ""]
+    assert set(whole["values"]) >= PHASES
+    assert whole["values"]["found_tokens"] == 3 * 1024
+    assert whole["values"]["prompt"] == pytest.approx(
+        sum(whole["values"][phase] for phase in ("add", "store", "remove"))
+    )
+    assert whole["ratios"]["pre total"] == 1
+    assert by_work["trace-30M", "nano port", ""]["values"]["found_tokens"] == 3 * 1024
+    assert set(by_work["siblings", "trtkv lazy", "500"]["ratios"]) == {"growth"}
+    assert set(by_work["memory", "trtkv lazy", ""]["values"]) == {"bytes_per_block", "bytes_per_cached_token"}
+    for text in ("trace, first 4, pool 30M tokens", "trtkv preallocated", "a cached token", "left out: vllm sha256"):
+        assert text in " ".join(result.stdout.split())
+
+
+def test_second_run_is_appended_to_the_history(repository_root: Path, tmp_path: Path) -> None:
+    history = tmp_path / "history.jsonl"
+    for _ in range(2):
+        result = run_tool(
+            repository_root, "bench_block_manager.py", "--only", "hash", "--repeat", 1, "--systems", "nano",
+            "--json", history,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+    first, second = map(json.loads, history.read_text().splitlines())
+    assert [row["subject"] for row in first["rows"]] == [row["subject"] for row in second["rows"]]
+    assert first["skipped"]["vllm sha256"] == "not among --systems"
+
+
+def test_system_that_fails_is_left_out_with_its_reason(repository_root: Path, tmp_path: Path) -> None:
+    (tmp_path / "vllm_src").mkdir()
+    result = run_tool(
+        repository_root, "bench_block_manager.py", "--peers", tmp_path, "--only", "decode", "--repeat", 1,
+        "--systems", "vllm",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "left out: vllm sha256: failed at decode_step: ModuleNotFoundError" in result.stdout
+
+
+def test_unknown_group_is_refused(repository_root: Path) -> None:
+    result = run_tool(repository_root, "bench_block_manager.py", "--only", "nonsense")
+    assert result.returncode == 2
+    assert "unknown groups ['nonsense']" in result.stderr
+
+
+def test_command_benchmark_alternates_two_commands(repository_root: Path, trace: Path, tmp_path: Path) -> None:
+    simulator = tmp_path / "simulator"
+    log, history = tmp_path / "log", tmp_path / "history.jsonl"
+    simulator.write_text(f'#!/bin/sh\necho "$*" >>{log}\n')
+    simulator.chmod(0o755)
+    result = run_tool(
+        repository_root, "bench_command.py", trace, "--simulator", simulator, "--repeat", 2, "--json", history
+    )
+    assert result.returncode == 0, result.stderr
+    assert [line.split()[0] for line in log.read_text().splitlines()] == ["run", "run"]
+    record = json.loads(history.read_text())
+    assert list(record["commands"]) == ["trtkv replay", "kvcache-simulator run"]
+    assert set(record["commands"]["trtkv replay"]) == {"wall_seconds", "cpu_seconds", "peak_mb"}
+    assert record["commands"]["trtkv replay"]["peak_mb"] > 10
+    assert "trtkv replay" in result.stdout
+
+
+def test_failing_command_ends_the_benchmark(repository_root: Path, trace: Path) -> None:
+    result = run_tool(repository_root, "bench_command.py", trace, "--simulator", "false", "--repeat", 1)
+    assert result.returncode == 1
+    assert "ended with status 1" in result.stderr

@@ -1,0 +1,276 @@
+"""A replay as its options describe it: what is read and what is run. ``trtkv replay`` shows one, a sweep runs many."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+
+from trtkv.commands.model_options import make_options, make_plan
+from trtkv.commands.replay_extras import ExtraOptions, add_extras, check_bounds, check_extras
+from trtkv.commands.scheduler_replay import (
+    SchedulerOptions,
+    make_loop_config,
+    refuse_without_scheduler,
+    run_scheduler_loop,
+)
+
+if TYPE_CHECKING:
+    from trtkv.replay.driver import Progress
+    from trtkv.replay.loop_config import LoopConfig
+    from trtkv.replay.loop_result import LoopResult
+    from trtkv.replay.readers.registry import LoadedTrace
+    from trtkv.replay.replay_config import ReplayConfig
+    from trtkv.replay.replay_result import ReplayResult
+    from trtkv.replay.trace import RequestTrace
+
+    Outcome: TypeAlias = "ReplayResult | LoopResult | dict[str, object]"
+
+Options: TypeAlias = "Mapping[str, Any]"
+"""Arguments of the function ``trtkv.commands.replay.replay`` by name."""
+
+ProgressBar = Callable[[int], "AbstractContextManager[Progress | None]"]
+
+LONG_LISTS: Final = ("per_request", "utilisation", "refused_requests")
+"""Parts of a report with an entry for each request or many steps."""
+
+
+class SystemChoice(str, Enum):
+    """Values of ``--system``."""
+
+    TENSORRT_LLM = "tensorrt-llm"
+    NANO = "nano"
+    NANO_SCHEDULER = "nano-scheduler"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSettings:
+    """How a trace is read."""
+
+    path: str
+    format_name: str | None
+    """None: told by the first row."""
+    block_size: int | None
+    tokenizer: Path | None
+    chat_template: str | None
+    lenient: bool
+    limit: int | None
+
+    def read(self) -> LoadedTrace:
+        """The trace, and what told its format."""
+        from trtkv.replay.readers.options import ReadOptions
+        from trtkv.replay.readers.registry import read_requests
+
+        options = ReadOptions(self.block_size, self.tokenizer, self.chat_template)
+        return read_requests(self.path, options, format_name=self.format_name, lenient=self.lenient, limit=self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayJob:
+    """What is run over the trace."""
+
+    system: SystemChoice
+    config: ReplayConfig
+    loop: LoopConfig | None
+    """Settings of the scheduler loop; None: the closed loop."""
+    record: str | None
+    """Where the scheduler loop writes its program."""
+    extras: ExtraOptions
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is TensorRT-LLM's manager in the closed loop."""
+        return self.loop is None and self.system is SystemChoice.TENSORRT_LLM
+
+
+def make_trace_settings(options: Options) -> TraceSettings:
+    """How the options say to read the trace."""
+    return TraceSettings(
+        path=options["trace"],
+        format_name=options["trace_format"].format_name,
+        block_size=options["block_size"],
+        tokenizer=options["tokenizer"],
+        chat_template=options["chat_template"],
+        lenient=options["lenient"],
+        limit=options["limit"],
+    )
+
+
+def make_job(options: Options, tell: Callable[[str], None] | None = None) -> ReplayJob:
+    """What the options say to run. Raises InvalidInputError for options that cannot be or do not go together.
+
+    ``tell`` is called with what a model's memory became, in a line.
+    """
+    system = options["system"]
+    config = _make_config(options, tell)
+    _check_system(system, config)
+    loop = _make_loop(options, config)
+    extras = ExtraOptions(
+        options["explain"], options["explain_file"], options["bounds"], options["curve"], options["html_file"]
+    )
+    job = ReplayJob(system, config, loop, options["record"], extras)
+    check_extras(extras, is_plain_replay=job.is_plain)
+    _check_bounds(job)
+    return job
+
+
+def run_job(job: ReplayJob, trace: RequestTrace, progress_bar: ProgressBar) -> Outcome:
+    """Run it, and what was asked for beside it; the loop's program is written if that was asked for, nothing else."""
+    from trtkv.replay.model_capacity import check_lengths
+    from trtkv.replay.replay_result import replay_trace
+
+    check_lengths(job.config, trace)
+    if job.loop is not None:
+        with _without_cycle_collector():
+            return run_scheduler_loop(trace, job.loop, job.record, progress_bar)
+    if not job.is_plain:
+        return _run_nano(job, trace, progress_bar)
+    check_bounds(job.extras, trace, job.config)
+    with progress_bar(len(trace.requests)) as progress, _without_cycle_collector():
+        result, _ = replay_trace(trace, job.config, progress=progress, explain=job.extras.wants_causes)
+    return add_extras(result, job.extras, progress_bar)
+
+
+def short_report(outcome: Outcome) -> dict[str, object]:
+    """The JSON report of a run without its LONG_LISTS."""
+    from trtkv.replay.loop_report import loop_json
+    from trtkv.replay.loop_result import LoopResult
+    from trtkv.replay.replay_result import ReplayResult
+
+    if isinstance(outcome, LoopResult):
+        report = cast("dict[str, object]", json.loads(loop_json(outcome)))
+    else:
+        report = outcome.to_json() if isinstance(outcome, ReplayResult) else outcome
+    return {name: part for name, part in report.items() if name not in LONG_LISTS}
+
+
+def _make_config(options: Options, tell: Callable[[str], None] | None) -> ReplayConfig:
+    """The manager; a model and its memory stand in place of capacities and windows."""
+    from trtkv.errors import InvalidInputError
+    from trtkv.replay.model_capacity import apply_cache_plan, describe_cache_plan
+    from trtkv.replay.replay_config import ReplayConfig
+
+    config = ReplayConfig(
+        tokens_per_block=options["tokens_per_block"],
+        capacity_tokens=_parse_capacity(options["capacity_tokens"] or "inf"),
+        host_tokens=_parse_tokens("--host-tokens", options["host_tokens"] or "0"),
+        live=options["live"],
+        partial_reuse=not options["no_partial_reuse"],
+        copy_on_partial_reuse=not options["no_copy_on_partial_reuse"],
+        windows=tuple(map(_parse_window, options["window"] or ["full"])),
+        compatibility=options["compatibility"],
+    )
+    if options["model"] is None or options["memory"] is None:
+        about_a_model = ("model", "memory", "host_memory", "max_seq_len", "window_shares")
+        if any(options[name] is not None for name in about_a_model) or options["tp"] != 1:
+            raise InvalidInputError("a cache is sized from --model and --memory together; give both")
+        return config
+    if any(options[name] for name in ("capacity_tokens", "host_tokens", "window")):
+        raise InvalidInputError(
+            "--model and --memory decide what fits; leave --capacity-tokens, --host-tokens and --window out"
+        )
+    sizing = make_options(
+        options["memory"],
+        options["host_memory"],
+        options["kv_dtype"],
+        options["tp"],
+        options["tokens_per_block"],
+        options["max_seq_len"],
+        options["window_shares"],
+    )
+    plan = make_plan(options["model"], sizing)
+    if tell is not None:
+        tell(f"size: {describe_cache_plan(plan)}")
+    return apply_cache_plan(config, plan)
+
+
+def _check_system(system: SystemChoice, config: ReplayConfig) -> None:
+    """nano-vllm has one tier, full attention and whole blocks; options about anything else are refused."""
+    from trtkv.errors import ConfigurationError
+
+    if system is SystemChoice.TENSORRT_LLM:
+        return
+    if config.host_tokens or config.windows != (None,) or config.compatibility:
+        raise ConfigurationError(
+            f"--system {system.value} knows neither --host-tokens nor --window nor --compatibility; leave them out"
+        )
+
+
+def _make_loop(options: Options, config: ReplayConfig) -> LoopConfig | None:
+    """Settings of the scheduler loop, or None for the closed loop; refuses options of the other one."""
+    from trtkv.errors import InvalidInputError
+
+    scheduling = SchedulerOptions(*(options[name] for name in SchedulerOptions._fields))
+    if scheduling.scheduler is None:
+        refuse_without_scheduler(scheduling)
+        return None
+    if config.live != 1 or options["bounds"] or options["system"] is not SystemChoice.TENSORRT_LLM:
+        raise InvalidInputError("--live, --bounds and --system do not go with --scheduler; leave them out")
+    return make_loop_config(scheduling, config)
+
+
+def _check_bounds(job: ReplayJob) -> None:
+    from trtkv.errors import InvalidInputError
+
+    if job.extras.bounds and job.system is SystemChoice.NANO_SCHEDULER:
+        raise InvalidInputError("--bounds is about the closed loop; use --system nano")
+
+
+def _run_nano(job: ReplayJob, trace: RequestTrace, progress_bar: ProgressBar) -> dict[str, object]:
+    """The report of a run on nano-vllm, with its bounds as last entry if they were asked for."""
+    from trtkv.replay.bounds import compute_bounds
+    from trtkv.replay.nano_driver import run_nano, run_nano_scheduler
+    from trtkv.replay.nano_report import nano_report
+
+    config = job.config
+    settings: dict[str, Any] = {
+        "tokens_per_block": config.tokens_per_block,
+        "capacity_tokens": config.capacity_tokens,
+        "live": config.live,
+    }
+    run = run_nano if job.system is SystemChoice.NANO else run_nano_scheduler
+    with progress_bar(len(trace.requests)) as progress, _without_cycle_collector():
+        report = nano_report(trace, run(trace.requests, **settings, progress=progress))
+    if not job.extras.bounds:
+        return report
+    return {**report, "bounds": compute_bounds(trace.requests, **settings, partial_reuse=False).to_json()}
+
+
+@contextmanager
+def _without_cycle_collector() -> Iterator[None]:
+    """A replay makes no cyclic garbage, but the collector would walk all cached blocks again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+_FACTORS = {"k": 10**3, "m": 10**6, "g": 10**9}
+
+
+def _parse_tokens(option: str, text: str) -> int:
+    from trtkv.errors import InvalidInputError
+
+    digits, factor = text.strip(), 1
+    if digits and digits[-1].lower() in _FACTORS:
+        digits, factor = digits[:-1], _FACTORS[digits[-1].lower()]
+    try:
+        return int(digits) * factor
+    except ValueError:
+        raise InvalidInputError(f"{option} is {text!r}; give a number of tokens such as 30000000 or 30M") from None
+
+
+def _parse_capacity(text: str) -> int | None:
+    return None if text.strip().lower() == "inf" else _parse_tokens("--capacity-tokens", text)
+
+
+def _parse_window(text: str) -> int | None:
+    return None if text.strip().lower() == "full" else _parse_tokens("--window", text)
