@@ -91,6 +91,8 @@ def test_no_more_requests_than_the_batch_size_are_in_a_step():
     result = run_loop(requests, make_config(max_batch_size=3))
     assert [record.admitted_ns for record in result.records] == [0] * 3 + [1150] * 3 + [2300]
     assert rates_of(result)["batch_utilisation"] == (7, 9)
+    samples = result.utilisation.samples
+    assert [(sample.active_requests, sample.waiting_requests) for sample in samples] == [(3, 4), (3, 1), (1, 0)]
 
 
 def test_no_more_tokens_than_the_limit_are_computed_in_a_step():
@@ -141,6 +143,7 @@ def test_what_a_finished_request_leaves_is_found_but_is_not_in_flight():
     requests = [token_request(0, [*range(9)], 1), token_request(1, [*range(9)], 1, timestamp=10**6)]
     result = run_loop(requests, make_config(arrivals=ArrivalMode.TRACE))
     assert (result.records[1].found_tokens, result.counts.first.shared_tokens) == (8, 0)
+    assert rates_of(result)["in_flight_share"] == (0, 8)
 
 
 # -- pauses -----------------------------------------------------------------------------------------
