@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,20 @@ from tests.builders import (
     serve,
 )
 from tests.snapshot import find_changes, take_snapshot
-from trtkv.block_key import BlockKey
+from trtkv.block_key import BlockKey, PackedKey, hash_block_key
 from trtkv.common import RECURRENT_STATES, CacheType
 from trtkv.errors import InvalidInputError, OutOfBlocksError, UnknownIdError
-from trtkv.invariants import chain_hash, check_invariants
+from trtkv.invariants import check_invariants
 from trtkv.kv_cache_manager import KVCacheManager
 from trtkv.llm_request import LlmRequest, LlmRequestState, MultimodalInput
+
+
+def chain_hash(keys: Sequence[PackedKey]) -> int:
+    """Hash of the last of a chain of keys, block by block."""
+    value = 0
+    for key in keys:
+        value = hash_block_key(key, value)
+    return value
 
 
 def must_fail(manager: KVCacheManager, error: type[Exception], match: str, call: Any, *requests: LlmRequest) -> None:
