@@ -233,7 +233,6 @@ class Trie(Generic[K, V]):
     """Tree of nodes below one root. C++: templated_trie::Trie."""
 
     def __init__(self, node_class: type[Node[K, V]], root_key: K) -> None:
-        self._node_class = node_class
         self._root = node_class(root_key, None)
 
     @property

@@ -308,12 +308,13 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_cached_keys_follow_tokens_that_are_added_and_cut(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("widths", [(4,), (3,), (1,), (4, 4, 3)])
+def test_cached_keys_follow_tokens_that_are_added_and_cut(options: dict[str, Any], widths: tuple[int, ...]) -> None:
     request = make_request(1, 11, **options)
     rng = random.Random(3)
     for _ in range(60):
-        usable = rng.randint(0, request.get_num_tokens())
-        for width in (4, 4, 3):
+        usable = rng.choice((0, request.get_num_tokens(), rng.randint(0, request.get_num_tokens())))
+        for width in widths:
             for allow_partial in (False, True):
                 expected = fresh_keys(request, width, usable, allow_partial)
                 assert build_block_keys(request, width, usable, allow_partial) == expected

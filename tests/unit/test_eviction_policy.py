@@ -272,10 +272,10 @@ def test_claiming_many_cancels_their_expiries() -> None:
 
 def test_releasing_many_drops_one_reference_each() -> None:
     """Uncached blocks go to the front, cached ones to the back; those still held stay out of the queues."""
-    policy = make_policy(6, 1)
-    blocks = [take(policy) for _ in range(5)]
+    policy = make_policy(7, 1)
+    blocks = [take(policy) for _ in range(6)]
     tree = UnifiedBlockTree()
-    for block in blocks[:3]:
+    for block in (*blocks[:3], blocks[5]):
         block.attach_to_lookup_node(tree.root.insert_node(bytes([block.block_id, 0, 0, 0])))
     secondary = take(policy, SECONDARY_LEVEL)
     secondary.swap_memory_pool_block_offset(blocks[1])
@@ -284,7 +284,7 @@ def test_releasing_many_drops_one_reference_each() -> None:
         block.inc_ref_count()
     blocks[0].inc_ref_count()
     policy.release_blocks(reversed([*blocks, create_swa_placeholder()]))
-    assert [block.ref_count for block in blocks] == [1, 0, 0, 0, 0]
-    assert ids(policy) == [(35, [3, 4, 5]), (60, [2])]
+    assert [block.ref_count for block in blocks] == [1, 0, 0, 0, 0, 0]
+    assert ids(policy) == [(35, [3, 4, 6, 5]), (60, [2])]
     assert ids(policy, SECONDARY_LEVEL) == [(35, [1])]
-    assert policy.get_num_free_blocks(PRIMARY_LEVEL) == 4
+    assert policy.get_num_free_blocks(PRIMARY_LEVEL) == 5

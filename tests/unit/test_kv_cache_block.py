@@ -67,6 +67,15 @@ def test_cached_block_is_shared_even_with_one_holder() -> None:
     assert block.is_shared
 
 
+def test_retention_is_what_was_set_last() -> None:
+    block = KVCacheBlock(0, 0)
+    assert (block.priority, block.duration_ms, block.expiration_time) == (35, None, None)
+    block.set_priority(60)
+    block.set_duration_ms(5)
+    block.set_expiration_time(99)
+    assert (block.priority, block.duration_ms, block.expiration_time) == (60, 5, 99)
+
+
 # -- key and hash -----------------------------------------------------------------------------------
 
 
@@ -148,6 +157,23 @@ def test_block_takes_the_place_of_another() -> None:
     assert tree.lookup_block([key(0)], 0, False) is second
     with pytest.raises(LogicError, match="block 0 is not in the tree"):
         second.replace_at_lookup_node(first)
+
+
+def test_block_that_takes_a_place_leaves_the_one_it_had() -> None:
+    first, second = KVCacheBlock(0, 0), KVCacheBlock(1, 1)
+    tree = make_chain(first)
+    second.attach_to_lookup_node(tree.root.insert_node(key(5)))
+    second.replace_at_lookup_node(first)
+    assert tree.count_number_of_nodes() == 1
+    assert tree.lookup_block([key(0)], 0, False) is second
+
+
+def test_leaf_is_freed_alone() -> None:
+    block = KVCacheBlock(0, 0)
+    tree = make_chain(block)
+    block.free_leaf_block()
+    assert block.is_detached
+    assert tree.count_number_of_nodes() == 0
 
 
 def test_detaching_twice_is_nothing() -> None:

@@ -86,6 +86,21 @@ def test_extra_ids_are_one_per_prompt_token_and_64_bits_wide() -> None:
             make_request(1, 2, input_token_extra_ids=wrong)
 
 
+def test_settings_of_a_request_are_kept() -> None:
+    options: dict[str, Any] = {
+        "cache_salt": "s",
+        "lora_task_id": 7,
+        "kv_cache_retention_config": object(),
+        "multimodal_input": object(),
+        "is_dummy_request": True,
+        "num_draft_tokens": 2,
+        "beam_width": 3,
+    }
+    request = LlmRequest(9, [1], 5, **options)
+    assert {name: getattr(request, name) for name in options} == options
+    assert (request.request_id, request.max_new_tokens) == (9, 5)
+
+
 def test_request_has_at_least_one_beam() -> None:
     with pytest.raises(InvalidInputError, match="beam_width is 0"):
         make_request(1, 2, beam_width=0)

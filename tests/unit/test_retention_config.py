@@ -101,6 +101,12 @@ def test_priorities_outside_0_to_100_are_refused(priority: int) -> None:
         KvCacheRetentionConfig([], priority)
 
 
+@pytest.mark.parametrize("priority", [0, 100])
+def test_lowest_and_highest_priority_are_accepted(priority: int) -> None:
+    assert TokenRangeRetentionConfig(0, 4, priority).priority == priority
+    assert KvCacheRetentionConfig([], priority).decode_retention_priority == priority
+
+
 def test_defaults_and_settings_are_kept() -> None:
     plain = KvCacheRetentionConfig()
     assert (plain.decode_retention_priority, plain.decode_duration_ms) == (DEFAULT_RETENTION_PRIORITY, None)

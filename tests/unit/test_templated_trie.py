@@ -70,6 +70,18 @@ def test_channels_do_not_see_each_other() -> None:
     assert node.values() == {0: "value 0", 2: "value 2"}
 
 
+def test_node_says_whether_any_channel_has_a_value() -> None:
+    node = TextNode("a", None)
+    assert not node.has_values
+    node.try_set_value(0, "zero")
+    assert node.has_values
+    node.try_set_value(2, "two")
+    node.clear_value(0)
+    assert node.has_values
+    node.clear_value(2)
+    assert not node.has_values
+
+
 def test_clearing_what_is_not_there_changes_nothing() -> None:
     trie = make_trie("a b")
     (node,) = trie.lookup_nodes(["a"])
