@@ -224,6 +224,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "block_size", "limit", "settings"), CASES)
 @pytest.mark.parametrize("partial_reuse", [False, True])
 def test_public_traces(shared_dir: Path, name, block_size, limit, settings, partial_reuse):
