@@ -314,7 +314,7 @@ class BlockStorer:
         """Store the full blocks computed so far. C++: storeContextBlocks."""
         window = sequence.get_window(self._settings.window_size)
         keys = self._keys(sequence, request, False)
-        if self._settings.compatibility and self._settings.is_swa:
+        if self._settings.is_swa:
             self.store_blocks(keys, self._visible_blocks(window, len(keys)))
         else:
             self.store_blocks(keys, self._blocks_of_beam_0(sequence, request, window), window=window)
@@ -328,13 +328,20 @@ class BlockStorer:
         return window.held if sequence.beam_width == 1 else window.held[:: sequence.beam_width]
 
     def _visible_blocks(self, window: SequenceWindow, limit: int) -> list[KVCacheBlock]:
-        """Blocks by the visible ids up to the first placeholder: a recorded fault, recycled ones are included."""
+        """Blocks of beam 0 up to the first position that was passed without a block at admission.
+
+        What lies behind it is stored when the sequence is removed. Recorded: blocks that left the window are
+        included, even when another sequence has them by now.
+        """
         result = []
+        beam_width = len(window.block_ids)
         for position, block_id in enumerate(window.block_ids[0][:limit]):
             if block_id == PLACEHOLDER_BLOCK_ID:
                 break
-            held = window.held[position]
-            result.append(held if held._block_id == block_id else self._get_block_by_id(block_id))
+            held = window.held[position * beam_width]
+            if self._settings.compatibility and held._block_id != block_id:
+                held = self._get_block_by_id(block_id)
+            result.append(held)
         return result
 
     def store_new_block(self, sequence: GenerationRequest, request: LlmRequest) -> None:
