@@ -567,7 +567,7 @@ class KVCacheManager:
             sequence.num_tokens = num_tokens
             return
         with self._lock:
-            self._grow(sequence)
+            self._grow(self.get_sequence(request_id))  # another thread may have removed it in the meantime
 
     def add_tokens(self, request_ids: Iterable[RequestId]) -> None:
         """``add_token`` for a decode batch, in order; those before a failing one keep their token."""

@@ -7,13 +7,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.builders import make_event_manager, make_kv_cache_manager
 from tests.event_mirror import EventMirror
-from trtkv.errors import OutOfBlocksError
+from trtkv.errors import OutOfBlocksError, UnknownIdError
 from trtkv.invariants import check_invariants
 from trtkv.kv_cache_manager import KVCacheManager
 from trtkv.llm_request import LlmRequest, LlmRequestState
@@ -133,6 +134,65 @@ def test_threads_share_a_manager(window: int, num_secondary_blocks: int) -> None
     for event in manager.get_latest_events():
         mirror.apply(event)
     mirror.check(manager)
+
+
+class BusyLock:
+    """A lock that another thread got first: it does something before it lets the caller in."""
+
+    def __init__(self, lock: Any, action: Callable[[], None]) -> None:
+        self._lock = lock
+        self._actions = [action]
+
+    def __enter__(self) -> None:
+        if self._actions:
+            self._actions.pop()()
+        self._lock.__enter__()
+
+    def __exit__(self, *details: object) -> None:
+        self._lock.__exit__(*details)
+
+
+def test_sequence_removed_by_another_thread_takes_no_block_any_more() -> None:
+    manager = make_kv_cache_manager(16)
+    request = LlmRequest(1, [1] * 8)
+    manager.add_sequence_batch([(1, 8, 1)], [request])
+    manager._lock = BusyLock(manager._lock, lambda: manager.remove_sequence(1))  # type: ignore[assignment]
+    with pytest.raises(UnknownIdError, match="request 1 has no sequence"):
+        manager.add_token(1)
+    assert manager.num_free_blocks == 16
+    check_invariants(manager)
+
+
+@pytest.mark.usefixtures("quick_switches")
+@pytest.mark.parametrize("window", [64, 8])
+def test_requests_cancelled_by_another_thread_leave_nothing_behind(window: int) -> None:
+    manager = make_kv_cache_manager(40, window=window)
+    done = threading.Event()
+
+    def serve(first_id: int) -> None:
+        for request_id in range(first_id, first_id + 60):
+            request = LlmRequest(request_id, [request_id % 3] * 7, 8)
+            while not try_to(manager.add_sequence_batch, [(request_id, 7, 1)], [request]):
+                time.sleep(0)
+            try:
+                for _ in range(30):
+                    manager.add_token(request_id)
+            except UnknownIdError:
+                continue
+            except OutOfBlocksError:
+                pass
+            manager.remove_sequence(request_id)
+
+    def cancel() -> None:
+        rng = random.Random(3)
+        while not done.is_set():
+            ids = list(manager.sequences)
+            if ids:
+                manager.remove_sequence(rng.choice(ids))
+
+    run_threads([lambda i=i: serve(1000 * i) for i in range(3)], [cancel], done)
+    check_invariants(manager)
+    assert manager.num_free_blocks == 40
 
 
 @pytest.mark.usefixtures("quick_switches")

@@ -333,6 +333,16 @@ def test_replacing_needs_room_for_every_beam() -> None:
     check_invariants(manager)
 
 
+def test_blocks_that_replacing_frees_count_as_room() -> None:
+    manager = make_kv_cache_manager(3)
+    add(manager, make_request(1, 8, beam_width=2))
+    sequence = manager.get_sequence(1)
+    manager.block_manager.replace_shared_block(sequence, 64, 1)
+    manager.block_manager.update_cache_block_offsets_at_idx(sequence, 64, 1)
+    assert [len(set(ids)) for ids in zip(*manager.get_cache_block_ids(1, 64), strict=True)] == [1, 2]
+    check_invariants(manager)
+
+
 @pytest.mark.parametrize("position", [-1, 0, 5])
 def test_only_held_positions_can_be_replaced(position: int) -> None:
     manager = make_kv_cache_manager(window=8)
