@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from trtkv.block_key import EMPTY_KEY, HashLink, PackedKey, resolve_hash, token_bytes
 from trtkv.common import CACHED_BLOCKS_ROOT_ID, PLACEHOLDER_BLOCK_ID, BlockId, Priority
 from trtkv.errors import check
 from trtkv.kv_cache_index import NULL_INDEX, SECONDARY_POOL_FLAG, KVCacheIndex
-from trtkv.radix_block_tree import LookupNode
+from trtkv.radix_block_tree import HashMapOrderedNode, LookupNode
 from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ class KVCacheBlock(LookupNode):
 
     is_placeholder: bool = False
     """Whether the block has no memory behind it."""
+
+    node_class: ClassVar[type[LookupNode]] = LookupNode
+    """The plain nodes of the tree that the block may be part of."""
 
     def __init__(
         self, block_id: BlockId, memory_pool_block_index: KVCacheIndex, channel: int = 0, free_queue: Any = None
@@ -209,7 +212,7 @@ class KVCacheBlock(LookupNode):
 
     def create_node(self, key: PackedKey) -> LookupNodePtr:
         """A plain node, for a child of this block."""
-        return LookupNode(key, None)
+        return self.node_class(key, None)
 
     def link_node(self, node: LookupNodePtr) -> None:
         """Make a node a child; before a second one, this block gives way to a plain node."""
@@ -225,7 +228,7 @@ class KVCacheBlock(LookupNode):
     def _give_way(self) -> LookupNode:
         """Put a plain node in the place that this block has as a node."""
         check(self.parent is not None, f"block {self._block_id} is no node of the tree")
-        stand_in = LookupNode(self.key, None)
+        stand_in = self.node_class(self.key, None)
         stand_in.children = self.children
         if self.children is not None:
             self.children.parent = stand_in
@@ -297,6 +300,14 @@ class KVCacheBlock(LookupNode):
     def set_expiration_time(self, expiration_time: int | None) -> None:
         """Set the expiry."""
         self._expiration_time = expiration_time
+
+
+class HashMapOrderedBlock(KVCacheBlock):
+    """A block of a tree with hash-map order."""
+
+    __slots__ = ()
+
+    node_class = HashMapOrderedNode
 
 
 class PlaceholderBlock(KVCacheBlock):

@@ -83,7 +83,7 @@ def _force_plain_window(window: WindowBlockManager) -> None:
 class Traffic:
     """Random admissions, chunks, decode steps, stores and removals over one full-attention window."""
 
-    def __init__(self, seed: int, is_plain: bool) -> None:
+    def __init__(self, seed: int, is_plain: bool, hash_map_order: bool) -> None:
         self.rng = random.Random(seed)
         self.manager = make_kv_cache_manager(
             self.rng.choice([12, 24, 200]),
@@ -91,6 +91,7 @@ class Traffic:
             enable_partial_reuse=self.rng.random() < 0.8,
             copy_on_partial_reuse=self.rng.random() < 0.7,
             preallocate_blocks=not is_plain and self.rng.random() < 0.5,
+            hash_map_order=hash_map_order,
         )
         if is_plain:
             self.rng.random()
@@ -153,9 +154,10 @@ class Traffic:
             self.manager.remove_sequence(request.request_id, request if self.rng.random() < 0.9 else None)
 
 
+@pytest.mark.parametrize("hash_map_order", [False, True])
 @pytest.mark.parametrize("seed", range(30))
-def test_hot_loops_leave_the_state_of_the_plain_code(seed: int) -> None:
-    fast, plain = Traffic(seed, is_plain=False), Traffic(seed, is_plain=True)
+def test_hot_loops_leave_the_state_of_the_plain_code(seed: int, hash_map_order: bool) -> None:
+    fast, plain = Traffic(seed, False, hash_map_order), Traffic(seed, True, hash_map_order)
     for number in range(150):
         fast.step()
         plain.step()

@@ -23,7 +23,13 @@ from trtkv.copy_engine import CopyEngine
 from trtkv.errors import UnknownIdError, check
 from trtkv.eviction_policy import FreshBlocks, LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest
-from trtkv.kv_cache_block import KVCacheBlock, PlaceholderBlock, create_root_block, create_swa_placeholder
+from trtkv.kv_cache_block import (
+    HashMapOrderedBlock,
+    KVCacheBlock,
+    PlaceholderBlock,
+    create_root_block,
+    create_swa_placeholder,
+)
 from trtkv.kv_cache_event_manager import KVCacheEventManager
 from trtkv.kv_cache_events import KVCacheStoredData
 from trtkv.kv_cache_index import make_index
@@ -70,6 +76,7 @@ class WindowBlockManager:
     ) -> None:
         self.settings = settings
         self._listener = listener
+        self._block_class = HashMapOrderedBlock if tree.hash_map_order else KVCacheBlock
         self.pools = WindowPools(
             settings, managed_layers, num_kv_heads_per_layer, size_per_head, dtype, indexer_k_cache
         )
@@ -148,9 +155,9 @@ class WindowBlockManager:
         if fresh.level == PLACEHOLDER_LEVEL:
             return PlaceholderBlock(block_id, channel, fresh)
         if fresh.level == PRIMARY_LEVEL:
-            return KVCacheBlock(block_id, block_id, channel, fresh)
+            return self._block_class(block_id, block_id, channel, fresh)
         slot = block_id - self.settings.num_primary_blocks
-        return KVCacheBlock(block_id, make_index(slot, is_secondary=True), channel, fresh)
+        return self._block_class(block_id, make_index(slot, is_secondary=True), channel, fresh)
 
     def get_block_by_id(self, block_id: BlockId) -> KVCacheBlock:
         """The block of an id; placeholders of the recurrent window have ids below -1."""

@@ -162,7 +162,7 @@ class ReuseMatcher:
         """Longest partial match among a node's children that has a block of this window and may be used."""
         if not num_key_tokens(key):
             return 0, None
-        for matched, child in node.find_partially_matching_nodes(key):
+        for matched, child in self.tree.find_partial_matches(node, key):
             block = child.get_value(self._settings.channel)
             if block is not None and (copy_on_partial_reuse or (not block._ref_count and child.children is None)):
                 return matched, block

@@ -20,7 +20,7 @@ from trtkv.generation_request import GenerationRequest, SequenceWindow
 from trtkv.kv_cache_block import KVCacheBlock
 from trtkv.kv_cache_event_manager import KVCacheEventManager
 from trtkv.llm_request import LlmRequest, LlmRequestState
-from trtkv.radix_block_tree import LookupNode, LookupNodePtr
+from trtkv.radix_block_tree import HashMapOrderedNode, LookupNodePtr
 from trtkv.templated_trie import ChildMap
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.recurrent import RecurrentStates
@@ -99,9 +99,9 @@ class BlockStorer:
             and listener is None
             and settings.channel == 0
             and not (settings.is_swa or settings.is_recurrent_state)
-            and matcher.tree.root.__class__ is LookupNode
             and has_one_channel
         )
+        self._hash_map_order = matcher.tree.hash_map_order
 
     def store_blocks(
         self,
@@ -122,8 +122,7 @@ class BlockStorer:
         count = min(len(keys), len(blocks))
         if len(keys) > count:
             keys = keys[:count]
-        if not pin_blocks and self._is_plain:
-            self._store_plain(keys, blocks, window)
+        if not pin_blocks and self._is_plain and self._store_plain(keys, blocks, window):
             return []
         nodes = self._matcher.tree.insert_nodes(keys)
         prev: KVCacheBlock = self._matcher.root_block
@@ -200,12 +199,13 @@ class BlockStorer:
 
     def _store_plain(
         self, keys: Sequence[PackedKey], blocks: Sequence[KVCacheBlock], window: SequenceWindow | None
-    ) -> None:
-        """``store_blocks`` without pins, events, placeholders and hash-map order: the hot loop of a replay.
+    ) -> bool:
+        """``store_blocks`` without pins, events and placeholders: the hot loop of a replay.
 
         Once a node is missing all later ones are new, so they are chained without looking. Leading blocks that
         the sequence stored before are still where they were if the last of them is and no sequence that shares
-        one of them has stored it elsewhere since.
+        one of them has stored it elsewhere since. Where hash-map order counts, blocks that would move are left to the
+        plain code, which makes all nodes first: then the answer is False and nothing was changed.
         """
         node: LookupNodePtr = self._matcher.tree.root
         prev = self._matcher.root_block
@@ -232,17 +232,22 @@ class BlockStorer:
             index += 1
             existing = node.value
             if existing is None:
+                if self._hash_map_order:
+                    return False
                 self._attach(block, node, key, prev)
                 existing = block
             elif existing is not block:
                 owns_all = False
             prev = existing
-        for key, block in zip(keys[index:], blocks[index : len(keys)], strict=True):
+        new_blocks = blocks[index : len(keys)]
+        if self._hash_map_order and any(block._lookup_node is not None for block in new_blocks):
+            return False
+        for key, block in zip(keys[index:], new_blocks, strict=True):
             if block._lookup_node is not None:
                 self._num_shared_moves += block._ref_count > 1
                 block.detach_from_lookup_node()
             block.become_node(key)
-            if node.children is None:
+            if node.children is None and node.__class__ is not HashMapOrderedNode:
                 block.parent = node
                 node.children = block
             else:
@@ -254,6 +259,7 @@ class BlockStorer:
             window.num_stored = num_full
             window.num_shared_moves = self._num_shared_moves
             window.last_stored_key = keys[num_full - 1] if num_full else None
+        return True
 
     def _attach(self, block: KVCacheBlock, node: LookupNodePtr, key: PackedKey, prev: KVCacheBlock) -> None:
         """Make a block the value of a free node; what admission has already set stays."""
