@@ -41,6 +41,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
             "compiled_hash",
             "block_key",
             "templated_trie",
+            "hash_map_order",
             "radix_block_tree",
             "kv_cache_block",
             "generation_request",

@@ -49,7 +49,7 @@ class HashMapOrder:
         self._work_out()
         return self._ages[key]
 
-    def keys(self) -> list[PackedKey]:
+    def ordered_keys(self) -> list[PackedKey]:
         """All keys in the order of the map."""
         self._work_out()
         return sorted(self._ages, key=self._ages.__getitem__)

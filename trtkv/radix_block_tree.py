@@ -108,7 +108,7 @@ class HashMapOrderedNode(LookupNode):
         """Children in hash-map order."""
         if self.children.__class__ is not ChildMap:
             return super().ordered_children()
-        return [self.children[key] for key in cast(HashMapOrder, self.order).keys()]
+        return [self.children[key] for key in cast(HashMapOrder, self.order).ordered_keys()]
 
     def find_partially_matching_nodes(self, key: PackedKey) -> list[tuple[int, LookupNodePtr]]:
         """As in Node, equal lengths in hash-map order."""
