@@ -17,7 +17,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
-from itertools import count
+from itertools import chain, count, repeat
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -31,6 +31,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from trtkv.kv_cache_manager import KVCacheManager
 from trtkv.llm_request import LlmRequest
 from trtkv.replay.driver import ClosedLoop, ReplayManager
 from trtkv.replay.formats import read_trace
@@ -38,6 +39,25 @@ from trtkv.replay.replay_config import ReplayConfig
 from trtkv.replay.trace import TraceRequest
 
 PHASES: Final = ("add", "store", "decode", "remove")
+
+
+def repeat_ids(request_ids: Sequence[int], num_rounds: int) -> Iterable[int]:
+    """The ids of a decode step, so many times."""
+    return chain.from_iterable(repeat(request_ids, num_rounds))
+
+
+class TokenByToken:
+    """A KVCacheManager that is asked for every single token, as an executor does, and not for many rounds at once."""
+
+    def __init__(self, manager: KVCacheManager) -> None:
+        self._manager = manager
+        self.add_sequence_batch = manager.add_sequence_batch
+        self.store_context_blocks = manager.store_context_blocks
+        self.remove_sequence = manager.remove_sequence
+
+    def add_token_rounds(self, request_ids: Sequence[int], num_rounds: int) -> None:
+        """A token for each sequence, in each round."""
+        self._manager.add_tokens(repeat_ids(request_ids, num_rounds))
 
 
 class NanoAdapter:
@@ -72,10 +92,10 @@ class NanoAdapter:
         sequence.num_scheduled_tokens = len(sequence) - sequence.num_cached_tokens
         self._register(sequence)
 
-    def add_tokens(self, request_ids: Iterable[int]) -> None:
+    def add_token_rounds(self, request_ids: Sequence[int], num_rounds: int) -> None:
         """Append a token to each sequence, and register the block that it fills."""
         manager, running = self._manager, self._running
-        for request_id in request_ids:
+        for request_id in repeat_ids(request_ids, num_rounds):
             sequence, next_token = running[request_id]
             sequence.append_token(next_token())
             if not manager.can_append(sequence):
@@ -125,7 +145,7 @@ MakeManager = Callable[[Sequence[TraceRequest], ReplayConfig], ReplayManager]
 
 def make_trtkv(requests: Sequence[TraceRequest], config: ReplayConfig) -> ReplayManager:
     """The manager of a plain replay."""
-    return config.build_manager(requests)
+    return TokenByToken(config.build_manager(requests))
 
 
 def make_nano_port(requests: Sequence[TraceRequest], config: ReplayConfig) -> ReplayManager:

@@ -583,6 +583,35 @@ class KVCacheManager:
                 else:
                     sequence.num_tokens = num_tokens
 
+    def add_token_rounds(self, request_ids: Sequence[RequestId], num_rounds: int) -> None:
+        """``add_tokens(request_ids)`` so many times: decode steps between which nothing else happens.
+
+        Unless a window slides, this costs time for each block that comes and none for each token. An unknown id
+        changes nothing; where blocks run out, every sequence has the tokens of the steps before and those in front of
+        the failing one have theirs of this step.
+        """
+        with self._lock:
+            sequences = [self.get_sequence(request_id) for request_id in request_ids]
+            if self._has_swa or len(set(request_ids)) < len(sequences):
+                for _ in range(num_rounds):
+                    self.add_tokens(request_ids)
+                return
+            lengths = [sequence.num_tokens for sequence in sequences]
+            growths = sorted(
+                (done, index)
+                for index, length in enumerate(lengths)
+                for done in range(-length % self._tokens_per_block, num_rounds, self._tokens_per_block)
+            )
+            for done, index in growths:
+                sequences[index].num_tokens = lengths[index] + done
+                try:
+                    self._grow(sequences[index])
+                except Exception:
+                    _set_lengths(sequences[:index], lengths[:index], done + 1)
+                    _set_lengths(sequences[index + 1 :], lengths[index + 1 :], done)
+                    raise
+            _set_lengths(sequences, lengths, num_rounds)
+
     def _grow(self, sequence: GenerationRequest) -> None:
         """One more token where a window may take or let go of a block."""
         if not self._compatibility:
@@ -1109,3 +1138,8 @@ def _write_row(target: Any, slots: Any, stride: int, kv_factor: int) -> None:
         values = slots * stride + (field if kv_factor == 2 else 0)
         values[missing] = NULL_ENTRY
         target[field, : len(slots)] = values
+
+
+def _set_lengths(sequences: Sequence[GenerationRequest], lengths: Sequence[int], num_new_tokens: int) -> None:
+    for sequence, length in zip(sequences, lengths, strict=True):
+        sequence.num_tokens = length + num_new_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,8 +38,8 @@ class LoggingManager:
             ("store", request.request_id, int(request.state), request.context_current_position, request.prompt_len)
         )
 
-    def add_tokens(self, request_ids: Iterable[int]) -> None:
-        self.log += (("token", request_id) for request_id in request_ids)
+    def add_token_rounds(self, request_ids: Sequence[int], num_rounds: int) -> None:
+        self.log += [("token", request_id) for request_id in request_ids] * num_rounds
 
     def remove_sequence(self, request_id: int, request: LlmRequest) -> None:
         self.log.append(("remove", request_id, request.get_tokens().tobytes()))

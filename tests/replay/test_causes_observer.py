@@ -50,7 +50,7 @@ class Driver:
         request.set_context_current_position(len(tokens))
         request.set_state(LlmRequestState.GENERATION_IN_PROGRESS)
         self.observed.store_context_blocks(request)
-        self.observed.add_tokens([request_id])
+        self.observed.add_token_rounds([request_id], 1)
         request.add_new_token(1000 + request_id)
         self.observed.remove_sequence(request_id, request)
         row = self.observer.counts.table([request_id], [len(tokens)])[0].tolist()

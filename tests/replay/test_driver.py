@@ -126,8 +126,8 @@ def test_the_timer_is_read_around_calls_of_the_manager_only():
         def store_context_blocks(self, *args):
             self.now += 10
 
-        def add_tokens(self, request_ids):
-            self.now += 100 * len(list(request_ids))
+        def add_token_rounds(self, request_ids, num_rounds):
+            self.now += 100 * len(request_ids) * num_rounds
 
         def remove_sequence(self, *args):
             self.now += 1000

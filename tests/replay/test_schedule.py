@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -38,8 +38,8 @@ class RecordingManager:
     def store_context_blocks(self, request: LlmRequest) -> None:
         pass
 
-    def add_tokens(self, request_ids: Iterable[int]) -> None:
-        self.calls.append(("decode", list(request_ids)))
+    def add_token_rounds(self, request_ids: Sequence[int], num_rounds: int) -> None:
+        self.calls.append(("decode", list(request_ids) * num_rounds))
 
     def remove_sequence(self, request_id: int, request: LlmRequest) -> None:
         self.calls.append(("release", [request_id]))

@@ -21,7 +21,7 @@ from trtkv.block_key import (
     mix_tokens_plainly,
 )
 from trtkv.common import MAX_INT32, PLACEHOLDER_BLOCK_ID
-from trtkv.errors import OutOfBlocksError
+from trtkv.errors import TrtkvError
 from trtkv.generation_request import SequenceWindow
 from trtkv.kv_cache_block import KVCacheBlock
 from trtkv.llm_request import LlmRequestState
@@ -42,6 +42,11 @@ def force_plain_paths(manager: KVCacheManager) -> None:
         for request_id in request_ids:
             add_token(request_id)
 
+    def add_token_rounds(request_ids: Sequence[int], num_rounds: int) -> None:
+        for _ in range(num_rounds):
+            add_tokens(request_ids)
+
+    manager.add_token_rounds = add_token_rounds  # type: ignore[method-assign]
     manager.add_token = add_token  # type: ignore[method-assign]
     manager.add_tokens = add_tokens  # type: ignore[method-assign]
 
@@ -104,7 +109,7 @@ class Traffic:
         action = self.rng.choice([self.admit, self.admit, self.compute, self.decode, self.store, self.remove])
         try:
             action()
-        except OutOfBlocksError:
+        except TrtkvError:
             self.rng.random()  # refused in both runs, or the draws that follow tell
 
     def admit(self) -> None:
@@ -142,6 +147,10 @@ class Traffic:
         if ids and self.rng.random() < 0.5:
             self.manager.add_tokens(ids[:1])
             self.requests[ids[0]].add_new_token(1)
+        num_rounds = self.rng.randint(0, 6)
+        self.manager.add_token_rounds(ids, num_rounds)
+        for request_id in ids:
+            self.requests[request_id].add_new_tokens([[1] * num_rounds])
 
     def store(self) -> None:
         request = self.pick(is_generating=True)

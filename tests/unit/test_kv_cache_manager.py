@@ -168,6 +168,36 @@ def test_tokens_of_a_batch_before_a_failing_one_stay() -> None:
     check_invariants(manager)
 
 
+@pytest.mark.parametrize("windows", [{64: (9, 0)}, {8: (9, 0)}, {64: (9, 0), 8: (9, 0)}])
+@pytest.mark.parametrize("num_rounds", [0, 1, 3, 4, 11, 40])
+def test_rounds_of_decoding_are_repeated_calls(windows: dict[int, tuple[int, int]], num_rounds: int) -> None:
+    at_once, one_by_one = make_kv_cache_manager(windows=windows), make_kv_cache_manager(windows=windows)
+    failures = []
+    for manager in (at_once, one_by_one):
+        for request_id, length in ((1, 3), (2, 4), (3, 9)):
+            add(manager, make_request(request_id, [request_id] * length))
+        try:
+            if manager is at_once:
+                manager.add_token_rounds([3, 1, 2], num_rounds)
+            else:
+                for _ in range(num_rounds):
+                    manager.add_tokens([3, 1, 2])
+        except OutOfBlocksError as error:
+            failures.append(str(error))
+    assert len(failures) in (0, 2)
+    assert len(set(failures)) < 2
+    assert not find_changes(take_snapshot(at_once), take_snapshot(one_by_one))
+    check_invariants(at_once)
+
+
+def test_rounds_with_an_id_twice() -> None:
+    manager = make_kv_cache_manager()
+    add(manager, make_request(1, [1] * 3))
+    manager.add_token_rounds([1, 1], 3)
+    assert manager.get_token_count(1) == 9
+    assert len(manager.get_cache_block_ids(1, 64)[0]) == 3
+
+
 # -- connectors -------------------------------------------------------------------------------------
 
 
@@ -217,6 +247,7 @@ def test_connector_that_promises_the_whole_prompt_is_refused_before_anything_is_
         lambda m: m.get_last_block_id(5),
         lambda m: m.add_token(5),
         lambda m: m.add_tokens([5]),
+        lambda m: m.add_token_rounds([1, 5], 9),
         lambda m: m.pin_blocks(5),
         lambda m: m.store_new_block(make_request(5)),
         lambda m: m.store_blocks_for_reuse(5, make_request(5)),

@@ -25,8 +25,6 @@ Timer = Callable[[], float]
 Progress = Callable[[int], None]
 
 _TOKEN_STRIDE: Final = 1_000_003
-_MAX_DECODE_BATCH: Final = 1 << 16
-"""Most ids handed over in one decode call, so that a long output needs no long list."""
 
 
 class ReplayManager(Protocol):
@@ -40,8 +38,8 @@ class ReplayManager(Protocol):
     def store_context_blocks(self, request: LlmRequest, /) -> object:
         """Make the blocks of a computed prompt reusable."""
 
-    def add_tokens(self, request_ids: Iterable[RequestId], /) -> object:
-        """Make room for one more token of each id, in order; an id may occur several times."""
+    def add_token_rounds(self, request_ids: Sequence[RequestId], num_rounds: int, /) -> object:
+        """Make room for one more token of each id, in order, so many times."""
 
     def remove_sequence(self, request_id: RequestId, request: LlmRequest, /) -> object:
         """Release a sequence and keep its blocks for reuse."""
@@ -186,14 +184,8 @@ class ClosedLoop:
         """One token for every live request in order, as many rounds as end with the next removal."""
         ids = [live_request.request.request_id for live_request in self._live]
         num_rounds = max(1, min(live_request.left for live_request in self._live))
-        add_tokens = self._manager.add_tokens
-        rounds_per_call = max(1, _MAX_DECODE_BATCH // len(ids))
-        full_calls, rest = divmod(num_rounds, rounds_per_call)
         start = self._timer()
-        for _ in range(full_calls):
-            add_tokens(ids * rounds_per_call)
-        if rest:
-            add_tokens(ids * rest)
+        self._manager.add_token_rounds(ids, num_rounds)
         self.seconds.decode += self._timer() - start
         self.counts.decode_calls += num_rounds * len(ids)
         for live_request in self._live:

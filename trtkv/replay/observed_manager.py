@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -53,11 +53,11 @@ class ObservedManager:
         self._manager.store_context_blocks(request)
         self._observer.stored(request)
 
-    def add_tokens(self, request_ids: Iterable[RequestId], /) -> None:
+    def add_token_rounds(self, request_ids: Sequence[RequestId], num_rounds: int, /) -> None:
         """Make room for tokens."""
         self._note_waiting()
         self._observer.decode()
-        self._manager.add_tokens(request_ids)
+        self._manager.add_token_rounds(request_ids, num_rounds)
 
     def remove_sequence(self, request_id: RequestId, request: LlmRequest, /) -> None:
         """Release a sequence."""
