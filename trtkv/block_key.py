@@ -2,7 +2,8 @@
 
 Inside the tree a key is *packed* so that hashing and comparing run in C: the plain case is the bytes of
 the block's little-endian int32 tokens, any constraint (extra ids, LoRA id, salt, multimodal content)
-turns it into a tuple that starts with those bytes. One builder serves admission, probes, storing and events.
+turns it into a tuple that starts with those bytes. Full blocks of consecutive tokens may be folded to a range.
+One builder serves admission, probes, storing and events.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from hashlib import sha256
 from importlib.util import find_spec
 from typing import Final, NamedTuple, TypeAlias, TypeVar, cast
 
+from trtkv.common import MAX_INT32
 from trtkv.errors import InvalidInputError, check
 from trtkv.llm_request import LlmRequest, MultimodalInput, to_extra_id_array, to_token_array
 
@@ -38,34 +40,38 @@ class MmKey(NamedTuple):
 ConstrainedKey: TypeAlias = "tuple[bytes, bytes | None, int | None, str | None, tuple[MmKey, ...]]"
 """Token bytes, extra-id bytes (None: not used), LoRA id, salt, multimodal keys."""
 
-PackedKey: TypeAlias = "bytes | ConstrainedKey"
+PackedKey: TypeAlias = "bytes | range | ConstrainedKey"
 
 EMPTY_KEY: Final = b""
 
 
 def token_bytes(key: PackedKey) -> bytes:
     """Little-endian int32 tokens of a packed key."""
-    return key if key.__class__ is bytes else key[0]  # type: ignore[return-value]
+    if key.__class__ is bytes:
+        return key
+    return array("i", key).tobytes() if isinstance(key, range) else key[0]  # type: ignore[return-value]
 
 
 def num_key_tokens(key: PackedKey) -> int:
     """Tokens in a packed key."""
-    return len(token_bytes(key)) >> 2
+    if key.__class__ is bytes:
+        return len(key) >> 2
+    return len(key) if isinstance(key, range) else len(key[0]) >> 2  # type: ignore[arg-type]
 
 
 def first_token_of(key: PackedKey) -> object:
     """Everything two keys must share before a partial match is possible: constraints and first token."""
-    if isinstance(key, bytes):
-        return key[:4]
+    if isinstance(key, (bytes, range)):
+        return token_bytes(key[:1]) if isinstance(key, range) else key[:4]
     tokens, extra_ids, *constraints = key
     return (tokens[:4], None if extra_ids is None else extra_ids[:8], *constraints)
 
 
 def num_matching_tokens(key: PackedKey, other: PackedKey) -> int:
     """Leading tokens two keys share; 0 unless all their constraints are equal. C++: BlockKey::numMatchingTokens."""
-    if isinstance(key, bytes) and isinstance(other, bytes):
-        return _common_units(key, other, 4)
-    if isinstance(key, bytes) or isinstance(other, bytes) or key[2:] != other[2:]:
+    if isinstance(key, (bytes, range)) and isinstance(other, (bytes, range)):
+        return _common_units(token_bytes(key), token_bytes(other), 4)
+    if isinstance(key, (bytes, range)) or isinstance(other, (bytes, range)) or key[2:] != other[2:]:
         return 0
     if (key[1] is None) != (other[1] is None):
         return 0
@@ -86,7 +92,7 @@ def _common_units(left: bytes, right: bytes, width: int) -> int:
 
 def supports_partial_matching(key: PackedKey) -> bool:
     """Multimodal blocks match as a whole or not at all. C++: BlockKey::supportsPartialMatching."""
-    return key.__class__ is bytes or not key[4]
+    return isinstance(key, (bytes, range)) or not key[4]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,7 @@ class BlockKey:
     def unpack(cls, key: PackedKey) -> BlockKey:
         """The readable form of a packed key."""
         tokens = tuple(array("i", token_bytes(key)))
-        if isinstance(key, bytes):
+        if isinstance(key, (bytes, range)):
             return cls(tokens)
         extra = None if key[1] is None else tuple(array("Q", key[1]))
         return cls(tokens, extra, key[2], key[3], key[4])
@@ -229,7 +235,7 @@ def hash_block_key(key: PackedKey, parent_hash: int = 0) -> int:
     """
     data = token_bytes(key)
     seed = len(data) >> 2 ^ (parent_hash * _PARENT_FACTOR & _MASK64)
-    if isinstance(key, bytes):
+    if isinstance(key, (bytes, range)):
         return mix_tokens(data, seed)
     tokens = array("I", data)
     _, extra_ids, lora_task_id, cache_salt, extra_keys = key
@@ -249,9 +255,47 @@ def hash_block_key(key: PackedKey, parent_hash: int = 0) -> int:
     return seed
 
 
-def hash_key_alone(key: PackedKey) -> int:
-    """``hash_block_key`` without a parent, never compiled: for the few keys that are hashed without events."""
-    return mix_tokens_plainly(key, len(key) >> 2) if isinstance(key, bytes) else hash_block_key(key)
+def hash_keys_alone(keys: Sequence[PackedKey]) -> list[int]:
+    """``hash_block_key`` of each key without a parent; many plain keys of one length are hashed side by side."""
+    hashes = [0] * len(keys)
+    by_length: dict[int, list[int]] = {}
+    for index, key in enumerate(keys):
+        if isinstance(key, tuple):
+            hashes[index] = hash_block_key(key)
+        else:
+            by_length.setdefault(num_key_tokens(key), []).append(index)
+    for num_tokens, indexes in by_length.items():
+        for start in range(0, len(indexes), _HASHED_TOGETHER):
+            part = indexes[start : start + _HASHED_TOGETHER]
+            rows = [token_bytes(keys[index]) for index in part]
+            if len(part) < _FEW_KEYS or not num_tokens:
+                values = [mix_tokens_plainly(row, num_tokens) for row in rows]
+            else:
+                values = _mix_rows(rows, num_tokens)
+            for index, value in zip(part, values, strict=True):
+                hashes[index] = value
+    return hashes
+
+
+_FEW_KEYS: Final = 16
+"""Fewer keys are hashed one by one, without NumPy."""
+_HASHED_TOGETHER: Final = 1024
+"""Most keys hashed at once, which bounds the memory this takes."""
+
+
+def _mix_rows(rows: Sequence[bytes], seed: int) -> list[int]:
+    """``mix_tokens_plainly(row, seed)`` of rows of equal length, token by token for all of them."""
+    import numpy as np
+
+    values = np.frombuffer(b"".join(rows), dtype="<u4").reshape(len(rows), -1).T.copy()
+    for _ in range(2):
+        values = (values >> 16 ^ values) * np.uint32(0x45D9F3B)
+    values = (values >> 16 ^ values) + np.uint32(_GOLDEN)
+    seeds = np.full(len(rows), seed, dtype=np.uint64)
+    six, two = np.uint64(6), np.uint64(2)
+    for row in values:
+        seeds ^= row + (seeds << six) + (seeds >> two)
+    return [int(value) for value in seeds]
 
 
 HashLink: TypeAlias = "tuple[PackedKey, HashLink | int]"
@@ -350,7 +394,7 @@ def build_encoder_keys(
     """
     keys = build_block_keys_of(request, tokens, tokens_per_block, usable_size, allow_partial)
     salt = f"{request.cache_salt!r} of encoder input {sha256(tokens.tobytes()).hexdigest()}"
-    packed = (key if isinstance(key, tuple) else (key, None, None, None, ()) for key in keys)
+    packed = (key if isinstance(key, tuple) else (token_bytes(key), None, None, None, ()) for key in keys)
     return [_pack(data, extra_ids, lora, salt, extra_keys) for data, extra_ids, lora, _, extra_keys in packed]
 
 
@@ -375,10 +419,27 @@ def _slice_keys(
     if is_plain(request):
         width = tokens_per_block * 4
         data = tokens.tobytes() if first == 0 else tokens[first * tokens_per_block :].tobytes()
+        if request.folds_consecutive_tokens:
+            return fold_keys(data[: (last - first) * width], tokens_per_block)
         return [data[start : start + width] for start in range(0, (last - first) * width, width)]
     return [
         _make_key(request, tokens, index * tokens_per_block, (index + 1) * tokens_per_block)
         for index in range(first, last)
+    ]
+
+
+def fold_keys(data: bytes, tokens_per_block: int) -> list[PackedKey]:
+    """Keys of full blocks of int32 tokens: a range, which takes little memory, for consecutive ones."""
+    import numpy as np
+
+    rows = np.frombuffer(data, dtype=np.int32).reshape(-1, tokens_per_block)
+    firsts = rows[:, 0]
+    is_folded = (rows == firsts[:, None] + np.arange(tokens_per_block, dtype=np.int32)).all(axis=1)
+    is_folded &= firsts <= MAX_INT32 - tokens_per_block
+    width = tokens_per_block * 4
+    return [
+        range(first, first + tokens_per_block) if folded else data[index * width : (index + 1) * width]
+        for index, (first, folded) in enumerate(zip(firsts.tolist(), is_folded.tolist(), strict=True))
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trtkv.block_key import PackedKey, hash_key_alone
+from trtkv.block_key import PackedKey, hash_keys_alone
 
 _BUCKET_COUNTS = (
     13, 29, 59, 127, 257, 541, 1109, 2357, 5087, 10273, 20753, 42043, 85229, 172933,
@@ -55,13 +55,15 @@ class HashMapOrder:
         return sorted(self._ages, key=self._ages.__getitem__)
 
     def _work_out(self) -> None:
+        new_keys = [key for inserted, key in self._pending if inserted]
+        hashes = dict(zip(new_keys, hash_keys_alone(new_keys), strict=True))
         for inserted, key in self._pending:
             if not inserted:
                 self._erase(key)
                 continue
             if len(self._ages) >= (self.bucket_count if self.bucket_count > 1 else 0):
                 self._grow()
-            self._hashes[key] = hash_key_alone(key)
+            self._hashes[key] = hashes[key]
             self._place(key)
         self._pending.clear()
 

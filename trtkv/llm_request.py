@@ -97,6 +97,9 @@ class LlmRequest:
 
     Tokens are kept per beam as int32 arrays. A request starts in CONTEXT_INIT at position 0 with one
     chunk that covers the whole prompt. C++: LlmRequest.
+
+    ``folds_consecutive_tokens``: blocks whose tokens are consecutive numbers get keys of a few bytes, as suits the
+    made-up tokens of traces. All requests of a manager must agree, else equal blocks are not found to be equal.
     """
 
     __slots__ = (
@@ -115,6 +118,7 @@ class LlmRequest:
         "cache_salt",
         "encoder_output_len",
         "encoder_tokens",
+        "folds_consecutive_tokens",
         "input_token_extra_ids",
         "is_dummy_request",
         "kv_cache_retention_config",
@@ -142,6 +146,7 @@ class LlmRequest:
         is_dummy_request: bool = False,
         kv_cache_retention_config: KvCacheRetentionConfig | None = None,
         multimodal_input: MultimodalInput | None = None,
+        folds_consecutive_tokens: bool = False,
         state: LlmRequestState = LlmRequestState.CONTEXT_INIT,
     ) -> None:
         prompt = to_token_array(tokens)
@@ -167,6 +172,7 @@ class LlmRequest:
         self.is_dummy_request = is_dummy_request
         self.kv_cache_retention_config = kv_cache_retention_config
         self.multimodal_input = multimodal_input
+        self.folds_consecutive_tokens = folds_consecutive_tokens
         self._num_draft_tokens = num_draft_tokens
         self._tokens = [prompt] + [array("i", prompt) for _ in range(beam_width - 1)]
         self._prompt_len = len(prompt)

@@ -13,10 +13,11 @@ from tests.snapshot import find_changes, take_snapshot
 from tests.stress.random_program import RandomProgram
 from trtkv import KVCacheManager, LlmRequest
 from trtkv.block_key import (
+    PackedKey,
     build_block_keys,
     build_block_keys_of,
     hash_block_key,
-    hash_key_alone,
+    hash_keys_alone,
     mix_tokens,
     mix_tokens_plainly,
 )
@@ -207,4 +208,15 @@ def test_compiled_token_mixer(seed: int) -> None:
     parent = rng.getrandbits(64)
     assert mix_tokens(tokens, parent) == mix_tokens_plainly(tokens, parent)
     for key in (tokens, (tokens, None, 3, "salt", ())):
-        assert hash_key_alone(key) == hash_block_key(key)
+        assert hash_keys_alone([key]) == [hash_block_key(key)]
+
+
+@pytest.mark.parametrize("num_keys", [0, 1, 15, 16, 40, 1100])
+def test_hashes_of_many_keys(num_keys: int) -> None:
+    rng = random.Random(num_keys)
+    keys: list[PackedKey] = []
+    for _ in range(num_keys):
+        tokens = array("i", [rng.randint(-(2**31), 2**31 - 1) for _ in range(rng.choice([4, 4, 4, 0, 3]))]).tobytes()
+        first = rng.randint(0, MAX_INT32 - 4)
+        keys.append(rng.choice([tokens, tokens, range(first, first + 4), (tokens, None, 3, "salt", ())]))
+    assert hash_keys_alone(keys) == [hash_block_key(key) for key in keys]

@@ -92,6 +92,7 @@ def make_llm_request(trace_request: TraceRequest, max_new_tokens: int) -> LlmReq
         trace_request.index,
         trace_request.tokens(),
         max_new_tokens,
+        folds_consecutive_tokens=trace_request.source.has_consecutive_tokens,
         **({} if constraints is None else constraints._asdict()),
     )
 

@@ -73,7 +73,7 @@ class KeyHistory:
         self._owners.append(owner)
         self._lengths.append(num_key_tokens(key))
         self._only_children.append(0)
-        if not isinstance(key, bytes):
+        if isinstance(key, tuple):
             self._constrained_keys[node] = key
         self._add_to_family(parent, node, key)
         return node
@@ -104,7 +104,7 @@ class KeyHistory:
         return self._load_tokens(self._owners[node])[4 * start : 4 * (start + self._lengths[node])]
 
     def _digest(self, parent: int, key: PackedKey) -> int:
-        data = key if isinstance(key, bytes) else repr(key).encode()
+        data = repr(key).encode() if isinstance(key, tuple) else token_bytes(key)
         return xxh3_128_intdigest(data, self._digests[parent])
 
     def _add_to_family(self, parent: int, node: int, key: PackedKey) -> None:
@@ -145,4 +145,4 @@ class KeyHistory:
 
 def _constraints(key: PackedKey) -> object:
     """What two keys must have in common to match at all."""
-    return None if isinstance(key, bytes) else (key[1] is None, *key[2:])
+    return (key[1] is None, *key[2:]) if isinstance(key, tuple) else None

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 class TokenSource(Protocol):
     """What the tokens of a prompt are made from."""
 
+    has_consecutive_tokens: bool
+    """Whether the tokens are made up, in runs of consecutive numbers."""
+
     def expand(self, num_tokens: int) -> NDArray[np.int32]:
         """The first ``num_tokens`` tokens, int32, shape [num_tokens]. Changes nothing."""
 
@@ -28,6 +31,8 @@ class HashIdTokens:
     """
 
     __slots__ = ("block_size", "ids")
+
+    has_consecutive_tokens = True
 
     def __init__(self, ids: array[int], block_size: int) -> None:
         self.ids = ids
@@ -45,6 +50,8 @@ class TokenIds:
     """Tokens as the trace lists them."""
 
     __slots__ = ("tokens",)
+
+    has_consecutive_tokens = False
 
     def __init__(self, tokens: array[int]) -> None:
         self.tokens = tokens

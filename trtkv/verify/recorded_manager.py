@@ -57,6 +57,11 @@ class RecordedManager:
         for request_id in request_ids:
             self.add_token(request_id)
 
+    def add_token_rounds(self, request_ids: Sequence[RequestId], num_rounds: int) -> None:
+        """Decode steps of each sequence, written one by one."""
+        for _ in range(num_rounds):
+            self.add_tokens(request_ids)
+
     def rewind_kv_cache(self, request_id: RequestId, rewind_lengths: int) -> None:
         """Take back the last tokens."""
         self._record("rewind_kv_cache", id=request_id, n=rewind_lengths)

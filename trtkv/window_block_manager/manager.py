@@ -273,7 +273,7 @@ class WindowBlockManager:
         tokens = token_bytes(block_key)
         width = 4 * tokens_per_block
         pieces = chop_vector_into_blocks(tokens, len(tokens), width, True)
-        if isinstance(block_key, bytes):
+        if not isinstance(block_key, tuple):
             return self.matcher.search_reuse_tree([bytes(piece) for piece in pieces])
         _, extra_ids, lora_task_id, cache_salt, extra_keys = block_key
         extras: Sequence[bytes | None] = [None] * len(pieces)

@@ -22,6 +22,8 @@ class CutBlockTokens:
 
     __slots__ = ("block_size", "ids", "lengths")
 
+    has_consecutive_tokens = True
+
     def __init__(self, ids: array[int], lengths: array[int], block_size: int) -> None:
         self.ids = ids
         self.lengths = lengths

@@ -38,6 +38,8 @@ class NoTokens:
 
     __slots__ = ()
 
+    has_consecutive_tokens = False
+
     def expand(self, num_tokens: int) -> NDArray[np.int32]:
         """Raises InvalidInputError: nothing is known about the tokens."""
         refuse_hit_rates("the trace")
