@@ -244,15 +244,21 @@ class LRUEvictionPolicy:
         return taken + old[num_old:]
 
     def claim_blocks(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """``claim_block`` for each, without a new priority."""
+        """``claim_block`` for each, without a new priority. A hot loop, for admission."""
         if self._expiry_keys:
             for block in blocks:
                 self.claim_block(block)
             return
         num_free = self._num_free
+        default = self._default_queues[PRIMARY_LEVEL]
+        discard_default = default.blocks.__delitem__
         for block in blocks:
             queue = block._free_queue
-            if queue is not None:
+            if queue is default:
+                discard_default(block)
+                num_free[PRIMARY_LEVEL] -= 1
+                block._free_queue = None
+            elif queue is not None:
                 queue.discard_block(block)
                 num_free[queue.level] -= 1
                 block._free_queue = None

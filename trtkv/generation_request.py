@@ -17,8 +17,8 @@ class SequenceWindow:
     ``held``: blocks by position, beams interleaved; out-of-window positions hold a placeholder.
     ``block_ids``: per beam the ids shown to callers; out-of-window positions keep their old id.
     ``slots``: per beam the slot each position had when its table entry was written (NULL_ENTRY: none).
-    ``num_stored``: leading blocks that were all found in the tree at their position by the last store, the last
-    of them under ``last_stored_key``, when ``num_shared_moves`` shared blocks had been stored at another place.
+    ``num_stored``: leading blocks that admission or the last store found in the tree at their position, the last of
+    them under ``last_stored_key``, when ``num_shared_moves`` shared blocks had been stored at another place.
     """
 
     __slots__ = (

@@ -554,6 +554,12 @@ class KVCacheManager:
         except KeyError:
             raise UnknownIdError(f"request {request_id} has no sequence; add it first") from None
 
+    def _get_sequences(self, request_ids: Iterable[RequestId]) -> list[GenerationRequest]:
+        try:
+            return list(map(self._sequences.__getitem__, request_ids))
+        except KeyError as error:
+            raise UnknownIdError(f"request {error.args[0]} has no sequence; add it first") from None
+
     def add_token(self, request_id: RequestId) -> None:
         """Make room for one more token. C++: addToken.
 
@@ -570,15 +576,17 @@ class KVCacheManager:
             self._grow(self.get_sequence(request_id))  # another thread may have removed it in the meantime
 
     def add_tokens(self, request_ids: Iterable[RequestId]) -> None:
-        """``add_token`` for a decode batch, in order; those before a failing one keep their token."""
-        sequences, tokens_per_block, growth_phases = self._sequences, self._tokens_per_block, self._growth_phases
+        """``add_token`` for a decode batch, in order.
+
+        An unknown id changes nothing; where blocks run out, those before the failing one keep their token.
+        """
+        tokens_per_block, phase = self._tokens_per_block, 1 % self._tokens_per_block
+        if self._has_swa:  # a block may go at any length
+            tokens_per_block, phase = 1, 0
         with self._lock:
-            for request_id in request_ids:
-                sequence = sequences.get(request_id)
-                if sequence is None:
-                    sequence = self.get_sequence(request_id)
+            for sequence in self._get_sequences(request_ids):
                 num_tokens = sequence.num_tokens + 1
-                if num_tokens % tokens_per_block in growth_phases:
+                if num_tokens % tokens_per_block == phase:
                     self._grow(sequence)
                 else:
                     sequence.num_tokens = num_tokens
@@ -591,7 +599,7 @@ class KVCacheManager:
         the failing one have theirs of this step.
         """
         with self._lock:
-            sequences = [self.get_sequence(request_id) for request_id in request_ids]
+            sequences = self._get_sequences(request_ids)
             if self._has_swa or len(set(request_ids)) < len(sequences):
                 for _ in range(num_rounds):
                     self.add_tokens(request_ids)

@@ -408,3 +408,12 @@ class LlmRequest:
         self.alloc_new_blocks_per_request += alloc_new
         self.reused_blocks_per_request += reused
         self.missed_blocks_per_request += missed
+
+
+def add_new_token_to_each(requests: Iterable[LlmRequest], tokens: Iterable[TokenId]) -> None:
+    """``add_new_token`` for a decode batch of one beam each, in order; those before a failing one keep their token."""
+    for request, token in zip(requests, tokens, strict=True):
+        try:
+            request._tokens[0].append(token)
+        except (TypeError, OverflowError):
+            request.add_new_token(token)  # which says what is wrong

@@ -10,7 +10,7 @@ import pytest
 
 from tests.builders import make_request
 from trtkv.errors import InvalidInputError
-from trtkv.llm_request import LlmRequest, LlmRequestState, to_token_array
+from trtkv.llm_request import LlmRequest, LlmRequestState, add_new_token_to_each, to_token_array
 
 State = LlmRequestState
 
@@ -276,3 +276,14 @@ def test_estimate_is_what_was_written_last() -> None:
     request = make_request()
     request.set_estimated_reusable_tokens(8)
     assert request.estimated_reusable_tokens == 8
+
+
+def test_a_token_for_each_request_of_a_batch() -> None:
+    requests = [make_request(1, 3), make_request(2, 2)]
+    add_new_token_to_each(requests, [7, 8])
+    assert [list(request.get_tokens())[request.prompt_len :] for request in requests] == [[7], [8]]
+    with pytest.raises(InvalidInputError, match="token 'x' cannot go to beam 0"):
+        add_new_token_to_each(requests, [9, "x"])  # type: ignore[list-item]
+    assert [request.get_num_tokens() for request in requests] == [5, 3]
+    with pytest.raises(ValueError, match="shorter"):
+        add_new_token_to_each(requests, [1])

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from trtkv import DataType, KVCacheManager, LlmRequest, LlmRequestState, block_key
 from trtkv.kv_cache_event_manager import KVCacheEventManager
+from trtkv.llm_request import add_new_token_to_each
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,10 +72,9 @@ class BenchSystem:
             add_new_token(token)
 
     def decode_step(self, handles: Sequence[LlmRequest], tokens: list[int]) -> None:
-        """One batch call for the blocks; each request gets its token."""
+        """One batch call for the blocks and one for the tokens."""
         self._manager.add_tokens([request.request_id for request in handles])
-        for request, token in zip(handles, tokens, strict=True):
-            request.add_new_token(token)
+        add_new_token_to_each(handles, tokens)
 
     def free(self, handle: LlmRequest) -> None:
         """Stored as far as computed, then released; events are taken, as a router would."""

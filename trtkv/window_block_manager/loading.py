@@ -406,6 +406,10 @@ class BlockLoader:
         if is_plain and not self._settings.num_secondary_blocks:
             num_full = len(claim.matched) - claim.is_partial
             self._place_full_matches(claim.matched[:num_full], window)
+            if num_full:
+                window.num_stored = num_full
+                window.num_shared_moves = self._sequences.num_shared_moves
+                window.last_stored_key = claim.keys[num_full - 1]
         for index in range(num_full, len(claim.matched)):
             self._place_claimed(claim, index, claim.matched[index], window)
         if is_plain and claim.retentions is None and not self._settings.compatibility:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trtkv.block_key import num_key_tokens
 from trtkv.block_listener import RemovalReason
-from trtkv.common import PLACEHOLDER_BLOCK_ID, RequestId, ceil_div, trunc_mod
+from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, RequestId, ceil_div, trunc_mod
 from trtkv.errors import InvalidInputError, OutOfBlocksError, UnknownIdError, check
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest, SequenceWindow
@@ -75,6 +75,8 @@ class SequenceBlocks:
         self.allocated_blocks_per_seq: dict[RequestId, SequenceWindow] = {}
         self.rewind_reserve = 0
         """Tokens by which a sequence may be rewound: a sliding window keeps that many more."""
+        self.num_shared_moves = 0
+        """Times a cached block was moved to another node of the tree although several sequences held it."""
         self.pin_counts: dict[KVCacheBlock, int] = {}  # references that belong to no sequence
 
     def get_window(self, request_id: RequestId) -> SequenceWindow:
@@ -135,17 +137,18 @@ class SequenceBlocks:
     def check_can_add_token(self, sequence: GenerationRequest) -> None:
         """Raise what the next ``adjust_blocks_if_needed`` would raise, before anything is changed."""
         settings, num_tokens = self._settings, sequence.num_tokens + 1
-        window = sequence.get_window(settings.window_size)
-        num_detached = self.num_detachable(sequence, window, num_tokens)
-        if num_detached and sequence.beam_width > 1:
-            raise InvalidInputError(
-                f"request {sequence.request_id} has {sequence.beam_width} beams and leaves the sliding window of "
-                f"{settings.window_size} tokens; beam search needs a window as wide as the sequence"
-            )
+        if settings.is_swa and sequence.beam_width > 1:
+            window = sequence.get_window(settings.window_size)
+            if self.num_detachable(sequence, window, num_tokens):
+                raise InvalidInputError(
+                    f"request {sequence.request_id} has {sequence.beam_width} beams and leaves the sliding window of "
+                    f"{settings.window_size} tokens; beam search needs a window as wide as the sequence"
+                )
         if (num_tokens - 1) % settings.tokens_per_block:
             return
-        freed = self.count_freed_by_sliding(sequence, num_tokens)
-        free = self._policy.get_num_free_blocks(0) + freed
+        free = self._policy.get_num_free_blocks(PRIMARY_LEVEL)
+        if settings.is_swa:
+            free += self.count_freed_by_sliding(sequence, num_tokens)
         if free < sequence.beam_width:
             raise OutOfBlocksError(
                 f"window {settings.window_size} has {free} free blocks, request {sequence.request_id} needs "
@@ -155,7 +158,7 @@ class SequenceBlocks:
     def allocate_block(self, sequence: GenerationRequest, window: SequenceWindow, share_among_beams: bool) -> None:
         """Append one block per beam, or one for all, with the decode retention. C++: allocateBlock."""
         required = 1 if share_among_beams else sequence.beam_width
-        free = self._policy.get_num_free_blocks(0)
+        free = self._policy.get_num_free_blocks(PRIMARY_LEVEL)
         if free < required:
             raise OutOfBlocksError(
                 f"window {self._settings.window_size} has {free} free blocks, {required} are needed; "

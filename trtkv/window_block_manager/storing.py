@@ -92,7 +92,6 @@ class BlockStorer:
         self._event_manager = event_manager
         self._get_block_by_id = get_block_by_id
         self._recurrent = recurrent
-        self._num_shared_moves = 0  # cached blocks moved to another node although several sequences held them
         self._improves_placeholders = recurrent is not None and not settings.compatibility
         self._is_plain = (
             event_manager is None
@@ -161,7 +160,7 @@ class BlockStorer:
     ) -> None:
         """Make a block the value of a node that is free or has a placeholder, and say so where it stood before."""
         if block._lookup_node is not None:
-            self._num_shared_moves += block._ref_count > 1
+            self._sequences.num_shared_moves += block._ref_count > 1
             if self._settings.compatibility:
                 self._claimer.detach(block, RemovalReason.MOVED)  # recorded: no event
             else:
@@ -214,11 +213,12 @@ class BlockStorer:
         if (
             window is not None
             and 0 < window.num_stored <= len(keys)
-            and window.num_shared_moves == self._num_shared_moves
+            and window.num_shared_moves == self._sequences.num_shared_moves
         ):
             last = blocks[window.num_stored - 1]
             last_node = last._lookup_node
-            if last_node is not None and keys[window.num_stored - 1] is window.last_stored_key is last_node.key:
+            key = window.last_stored_key
+            if last_node is not None and keys[window.num_stored - 1] is key and last_node.key == key:
                 node, prev, index = last_node, last, window.num_stored
         for key, block in zip(keys[index:], blocks[index:], strict=False):
             children = node.children
@@ -244,7 +244,7 @@ class BlockStorer:
             return False
         for key, block in zip(keys[index:], new_blocks, strict=True):
             if block._lookup_node is not None:
-                self._num_shared_moves += block._ref_count > 1
+                self._sequences.num_shared_moves += block._ref_count > 1
                 block.detach_from_lookup_node()
             block.become_node(key)
             if node.children is None and node.__class__ is not HashMapOrderedNode:
@@ -257,13 +257,13 @@ class BlockStorer:
         if window is not None and owns_all and keys:
             num_full = len(keys) - (num_key_tokens(keys[-1]) != self._settings.tokens_per_block)
             window.num_stored = num_full
-            window.num_shared_moves = self._num_shared_moves
+            window.num_shared_moves = self._sequences.num_shared_moves
             window.last_stored_key = keys[num_full - 1] if num_full else None
         return True
 
     def _attach(self, block: KVCacheBlock, node: LookupNodePtr, key: PackedKey, prev: KVCacheBlock) -> None:
         """Make a block the value of a free node; what admission has already set stays."""
-        self._num_shared_moves += block._ref_count > 1 and block._lookup_node is not None
+        self._sequences.num_shared_moves += block._ref_count > 1 and block._lookup_node is not None
         block.attach_to_lookup_node(node)
         self._set_key_and_hash(block, key, prev)
 
