@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from typing import Any, Final, Protocol
 
 from sortedcontainers import SortedDict
 
@@ -28,18 +28,67 @@ _NS_PER_MS: Final = 1_000_000
 
 
 class FreeBlocksQueue:
-    """Free blocks of one level and priority, first out first; a block knows its queue, so removal is O(1)."""
+    """Free blocks of one level and priority, first out first.
 
-    __slots__ = ("blocks", "level", "priority")
+    A ring of blocks that the queue itself closes: each knows its neighbours (``_prev_free``, ``_next_free``), so taking
+    a block out of the middle is two assignments, and the queue needs no memory of its own. Whoever moves a block sets
+    its ``_free_queue``.
+    """
+
+    __slots__ = ("_next_free", "_prev_free", "level", "priority", "size")
 
     def __init__(self, level: int, priority: Priority) -> None:
-        self.blocks: OrderedDict[KVCacheBlock, None] = OrderedDict()
+        self._next_free: Any = self
+        self._prev_free: Any = self
         self.level = level
         self.priority = priority
+        self.size = 0
+
+    def __iter__(self) -> Iterator[KVCacheBlock]:
+        node = self._next_free
+        while not isinstance(node, FreeBlocksQueue):
+            yield node
+            node = node._next_free
+
+    def is_intact(self) -> bool:
+        """Whether the ring closes after as many blocks as are counted, and leads back the same way."""
+        node: Any = self
+        for _ in range(self.size + 1):
+            if node._next_free._prev_free is not node:
+                return False
+            node = node._next_free
+        return node is self
+
+    def first(self) -> KVCacheBlock | None:
+        """The block to be taken next, if there is one."""
+        return self._next_free if self.size else None
+
+    def insert_block(self, block: KVCacheBlock, to_front: bool) -> None:
+        """Put a block at the back or at the front."""
+        before = self if to_front else self._prev_free
+        after = before._next_free
+        block._prev_free, block._next_free = before, after
+        before._next_free = after._prev_free = block
+        self.size += 1
 
     def discard_block(self, block: KVCacheBlock) -> None:
         """Take a block out, wherever it stands."""
-        del self.blocks[block]
+        before, after = block._prev_free, block._next_free
+        before._next_free = after
+        after._prev_free = before
+        self.size -= 1
+
+    def take(self, count: int) -> list[KVCacheBlock]:
+        """Take the first ``count`` blocks, or all if there are fewer."""
+        taken: list[KVCacheBlock] = []
+        node = self._next_free
+        while node is not self and len(taken) < count:
+            taken.append(node)
+            node = node._next_free
+        self._next_free = node
+        node._prev_free = self
+        self.size -= len(taken)
+        return taken
 
 
 class FreshBlocks:
@@ -97,7 +146,7 @@ class FreshBlocks:
         """Take a block out; those before it move to the queue in front, so the order stays."""
         index = self.ids.index(block._block_id)
         for earlier in self.take(index - self._num_taken):
-            self._front.blocks[earlier] = None
+            self._front.insert_block(earlier, to_front=False)
             earlier._free_queue = self._front
         self._num_taken += 1
 
@@ -197,7 +246,7 @@ class LRUEvictionPolicy:
                 block = self._first_default(level)
             else:
                 queue = queues[priority]
-                block = next(iter(queue.blocks), None) if queue is not None else None
+                block = queue.first() if queue is not None else None
             if block is not None:
                 check(not block._ref_count, f"free queue of level {level} holds referenced block {block._block_id}")
                 return block, level == PRIMARY_LEVEL and priority >= self._secondary_offload_min_priority
@@ -207,18 +256,15 @@ class LRUEvictionPolicy:
         raise OutOfBlocksError(f"no free block at level {level}; free a sequence or enlarge the pool")
 
     def _first_default(self, level: int) -> KVCacheBlock | None:
-        front = self._front_queues[level].blocks
-        if front:
-            return next(iter(front))
-        fresh = self._fresh[level]
-        if fresh:
+        front, fresh = self._front_queues[level], self._fresh[level]
+        if not front.size and fresh:
             return fresh.peek()
-        return next(iter(self._default_queues[level].blocks), None)
+        return front.first() or self._default_queues[level].first()
 
     def can_take_default_blocks(self, count: int) -> bool:
         """Whether the next ``count`` primary blocks all stand in the queue of the default priority."""
         below = self._used_priorities[PRIMARY_LEVEL] & ((1 << DEFAULT_RETENTION_PRIORITY) - 1)
-        in_queue = len(self._front_queues[0].blocks) + len(self._fresh[0]) + len(self._default_queues[0].blocks)
+        in_queue = self._front_queues[0].size + len(self._fresh[0]) + self._default_queues[0].size
         return not below and in_queue >= count
 
     def take_default_blocks(self, count: int) -> list[KVCacheBlock]:
@@ -227,21 +273,15 @@ class LRUEvictionPolicy:
         A hot loop, for admission. Only after ``can_take_default_blocks``.
         """
         self._num_free[PRIMARY_LEVEL] -= count
-        taken: list[KVCacheBlock] = []
-        front, fresh, default = self._front_queues[0].blocks, self._fresh[0], self._default_queues[0].blocks
-        while front and len(taken) < count:
-            taken.append(front.popitem(last=False)[0])
-        num_old = len(taken)
-        if num_old < count and fresh:
-            taken += fresh.take(min(count - num_old, len(fresh)))
-        old = taken[:num_old]
-        for _ in range(count - len(taken)):
-            old.append(default.popitem(last=False)[0])
-        for block in old:
+        fresh = self._fresh[PRIMARY_LEVEL]
+        front = self._front_queues[PRIMARY_LEVEL].take(count)
+        unused = fresh.take(min(count - len(front), len(fresh)))
+        released = self._default_queues[PRIMARY_LEVEL].take(count - len(front) - len(unused))
+        for block in chain(front, released):
             block._free_queue = None
             block._priority = DEFAULT_RETENTION_PRIORITY
             block._duration_ms = None
-        return taken + old[num_old:]
+        return front + unused + released
 
     def claim_blocks(self, blocks: Iterable[KVCacheBlock]) -> None:
         """``claim_block`` for each, without a new priority. A hot loop, for admission."""
@@ -249,20 +289,23 @@ class LRUEvictionPolicy:
             for block in blocks:
                 self.claim_block(block)
             return
-        num_free = self._num_free
         default = self._default_queues[PRIMARY_LEVEL]
-        discard_default = default.blocks.__delitem__
+        num_claimed = 0
         for block in blocks:
             queue = block._free_queue
             if queue is default:
-                discard_default(block)
-                num_free[PRIMARY_LEVEL] -= 1
+                before, after = block._prev_free, block._next_free
+                before._next_free = after
+                after._prev_free = before
                 block._free_queue = None
+                num_claimed += 1
             elif queue is not None:
                 queue.discard_block(block)
-                num_free[queue.level] -= 1
+                self._num_free[queue.level] -= 1
                 block._free_queue = None
             block._duration_ms = None
+        default.size -= num_claimed
+        self._num_free[PRIMARY_LEVEL] -= num_claimed
 
     def release_blocks(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Drop one reference of each block; those left without go to the back if cached, else to the front.
@@ -270,7 +313,7 @@ class LRUEvictionPolicy:
         A hot loop, for removal: a cached primary block of default priority goes straight to its queue.
         """
         default = self._default_queues[PRIMARY_LEVEL]
-        queue = default.blocks
+        last = default._prev_free
         num_released = 0
         for block in blocks:
             count = block._ref_count
@@ -283,11 +326,15 @@ class LRUEvictionPolicy:
                 and block._priority == DEFAULT_RETENTION_PRIORITY
                 and block._memory_pool_block_index < SECONDARY_POOL_FLAG
             ):
-                queue[block] = None
+                block._prev_free = last
+                last._next_free = last = block
                 block._free_queue = default
                 num_released += 1
             else:
                 self.release_block(block, block._lookup_node is None)
+        last._next_free = default
+        default._prev_free = last
+        default.size += num_released
         self._num_free[PRIMARY_LEVEL] += num_released
 
     def claim_block(
@@ -335,13 +382,9 @@ class LRUEvictionPolicy:
         if queue is None:
             queue = self._queues[level][priority] = FreeBlocksQueue(level, priority)
         self._used_priorities[level] |= 1 << priority
-        if to_front:
-            if priority == DEFAULT_RETENTION_PRIORITY:
-                queue = self._front_queues[level]
-            queue.blocks[block] = None
-            queue.blocks.move_to_end(block, last=False)
-        else:
-            queue.blocks[block] = None
+        if to_front and priority == DEFAULT_RETENTION_PRIORITY:
+            queue = self._front_queues[level]
+        queue.insert_block(block, to_front)
         block._free_queue = queue
 
     def refresh(self) -> list[tuple[KVCacheBlock, Priority]]:
@@ -375,9 +418,9 @@ class LRUEvictionPolicy:
             for priority, queue in enumerate(self._queues[level]):
                 if queue is None:
                     continue
-                ids = [block._block_id for block in queue.blocks]
+                ids = [block._block_id for block in queue]
                 if priority == DEFAULT_RETENTION_PRIORITY:
-                    front = [block._block_id for block in self._front_queues[level].blocks]
+                    front = [block._block_id for block in self._front_queues[level]]
                     ids = front + list(self._fresh[level].remaining_ids()) + ids
                 if ids:
                     result.append((level, priority, ids))
@@ -385,8 +428,11 @@ class LRUEvictionPolicy:
 
     def queued_blocks(self) -> list[tuple[FreeBlocksQueue, KVCacheBlock]]:
         """Every block object that stands in a queue, with its queue; never-used blocks are left out."""
-        queues = [queue for level in self._queues for queue in level if queue is not None]
-        return [(queue, block) for queue in queues + self._front_queues for block in queue.blocks]
+        return [(queue, block) for queue in self.queues() for block in islice(queue, queue.size)]
+
+    def queues(self) -> list[FreeBlocksQueue]:
+        """All queues, those in front of the never-used blocks included."""
+        return [queue for level in self._queues for queue in level if queue is not None] + self._front_queues
 
     def expiring(self) -> list[tuple[BlockId, int]]:
         """(block id, expiry in ns) in the order of expiry."""
@@ -394,7 +440,7 @@ class LRUEvictionPolicy:
 
     def verify_queue_integrity(self) -> bool:
         """Whether every queued block is unreferenced and stands in a queue of its level."""
-        return all(
+        return all(queue.is_intact() for queue in self.queues()) and all(
             not block._ref_count and get_cache_level(block) == queue.level for queue, block in self.queued_blocks()
         )
 

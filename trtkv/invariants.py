@@ -326,6 +326,9 @@ class _Window:
 
     def _check_queues(self) -> Iterator[str]:
         """Rules 4, 5 and 6."""
+        for queue in self._policy.queues():
+            if not queue.is_intact():
+                yield f"4: the queue of level {queue.level} and priority {queue.priority} is broken"
         queued: Counter[KVCacheBlock] = Counter()
         for queue, block in self._policy.queued_blocks():
             queued[block] += 1

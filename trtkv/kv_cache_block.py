@@ -38,10 +38,15 @@ class KVCacheBlock(LookupNode):
         "_is_full",
         "_lookup_node",
         "_memory_pool_block_index",
+        "_next_free",
         "_prev_block_in_seq",
+        "_prev_free",
         "_priority",
         "_ref_count",
     )
+
+    _prev_free: Any  # neighbours in the free queue, set by it
+    _next_free: Any
 
     is_placeholder: bool = False
     """Whether the block has no memory behind it."""

@@ -10,7 +10,7 @@ from tests.contracts.eviction_policy import EvictionPolicyContract
 from tests.fake_clock import FakeClock
 from trtkv.common import PLACEHOLDER_BLOCK_ID, PLACEHOLDER_LEVEL, PRIMARY_LEVEL, SECONDARY_LEVEL, BlockId
 from trtkv.errors import LogicError
-from trtkv.eviction_policy import FreshBlocks, LRUEvictionPolicy, get_cache_level
+from trtkv.eviction_policy import FreeBlocksQueue, FreshBlocks, LRUEvictionPolicy, get_cache_level
 from trtkv.kv_cache_block import KVCacheBlock, PlaceholderBlock, create_root_block, create_swa_placeholder
 from trtkv.kv_cache_index import make_index
 from trtkv.radix_block_tree import UnifiedBlockTree
@@ -288,3 +288,23 @@ def test_releasing_many_drops_one_reference_each() -> None:
     assert ids(policy) == [(35, [3, 4, 6, 5]), (60, [2])]
     assert ids(policy, SECONDARY_LEVEL) == [(35, [1])]
     assert policy.get_num_free_blocks(PRIMARY_LEVEL) == 5
+
+
+def test_ring_of_a_queue_is_checked() -> None:
+    queue, other = FreeBlocksQueue(0, 35), FreeBlocksQueue(0, 35)
+    blocks = [KVCacheBlock(index, index) for index in range(4)]
+    for block in blocks[:3]:
+        queue.insert_block(block, to_front=False)
+    queue.insert_block(blocks[3], to_front=True)
+    assert list(queue) == [blocks[3], *blocks[:3]]
+    assert queue.is_intact()
+    queue.discard_block(blocks[1])
+    assert list(queue) == [blocks[3], blocks[0], blocks[2]]
+    assert queue.take(2) == [blocks[3], blocks[0]]
+    assert queue.first() is blocks[2]
+    assert queue.is_intact()
+    other.insert_block(blocks[2], to_front=False)  # without leaving the first queue
+    assert not queue.is_intact()
+    assert other.is_intact()
+    assert other.take(5) == [blocks[2]]
+    assert (other.size, other.first(), list(other), other.is_intact()) == (0, None, [], True)

@@ -103,7 +103,7 @@ def queue_block_twice(world: World) -> None:
     block._free_queue = None
     world.window.eviction_policy.release_block(block)
     other = world.window.eviction_policy._default_queues[0]
-    other.blocks[block] = None
+    other.insert_block(block, to_front=False)
 
 
 def lose_free_block(world: World) -> None:
