@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Final, Protocol
 
 from sortedcontainers import SortedDict
@@ -79,11 +79,12 @@ class FreeBlocksQueue:
         self.size -= 1
 
     def take(self, count: int) -> list[KVCacheBlock]:
-        """Take the first ``count`` blocks, or all if there are fewer."""
+        """Take the first ``count`` blocks, or all if there are fewer; their durations end."""
         taken: list[KVCacheBlock] = []
         node = self._next_free
-        while node is not self and len(taken) < count:
+        for _ in range(min(count, self.size)):
             taken.append(node)
+            node._free_queue = node._duration_ms = None
             node = node._next_free
         self._next_free = node
         node._prev_free = self
@@ -276,12 +277,7 @@ class LRUEvictionPolicy:
         fresh = self._fresh[PRIMARY_LEVEL]
         front = self._front_queues[PRIMARY_LEVEL].take(count)
         unused = fresh.take(min(count - len(front), len(fresh)))
-        released = self._default_queues[PRIMARY_LEVEL].take(count - len(front) - len(unused))
-        for block in chain(front, released):
-            block._free_queue = None
-            block._priority = DEFAULT_RETENTION_PRIORITY
-            block._duration_ms = None
-        return front + unused + released
+        return front + unused + self._default_queues[PRIMARY_LEVEL].take(count - len(front) - len(unused))
 
     def claim_blocks(self, blocks: Iterable[KVCacheBlock]) -> None:
         """``claim_block`` for each, without a new priority. A hot loop, for admission."""

@@ -257,13 +257,16 @@ class KVCacheBlock(LookupNode):
         self._lookup_node = node
 
     def detach_from_lookup_node(self) -> None:
-        """Leave the tree; nodes left empty are pruned."""
+        """Leave the tree; nodes left empty are pruned. Hot: the usual victim is the only child of a cached block."""
         node = self._lookup_node
         if node is None:
             return
         self._lookup_node = None
+        parent = self.parent if node is self else None
         if node is self and self.children is not None:
             self._give_way()
+        elif isinstance(parent, KVCacheBlock) and parent.value is not None:
+            self.parent = self.value = parent.children = None
         else:
             check(node.clear_value(self._channel), f"block {self._block_id} was not at its node")
 
