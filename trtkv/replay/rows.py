@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import chain
-from typing import IO, TypeVar, cast
+from typing import IO, Final, TypeVar, cast
 
 from trtkv.errors import InvalidInputError, TraceFormatError
 from trtkv.replay.trace import RowFault
@@ -91,7 +91,7 @@ class JsonRows:
 def parse_row(line: bytes) -> Row:
     """A line as a JSON object; RowFaultError when it is none."""
     try:
-        return _as_object(json.loads(line, parse_constant=_refuse_constant))
+        return _as_object(_DECODER.decode(line.decode(json.detect_encoding(line), "surrogatepass")))
     except RowFaultError:
         raise
     except json.JSONDecodeError as error:
@@ -166,3 +166,6 @@ def _json_kind(value: object) -> str:
 
 def _refuse_constant(text: str) -> object:
     raise RowFaultError(f"bad JSON: {text} is no number")
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
