@@ -67,6 +67,13 @@ def first_token_of(key: PackedKey) -> object:
     return (tokens[:4], None if extra_ids is None else extra_ids[:8], *constraints)
 
 
+def token_at(key: PackedKey, position: int) -> bytes | None:
+    """The token at a position of a plain key, empty behind the last; None for a constrained key."""
+    if isinstance(key, tuple):
+        return None
+    return token_bytes(key[position : position + 1]) if isinstance(key, range) else key[4 * position : 4 * position + 4]
+
+
 def num_matching_tokens(key: PackedKey, other: PackedKey) -> int:
     """Leading tokens two keys share; 0 unless all their constraints are equal. C++: BlockKey::numMatchingTokens."""
     if isinstance(key, (bytes, range)) and isinstance(other, (bytes, range)):

@@ -153,7 +153,7 @@ class _Tree:
         expected: dict[object, list[int]] = {}
         for key, child in children.items():
             expected.setdefault(node.match_index(key), []).append(id(child))
-        indexed = {entry: [id(child) for child in part.values()] for entry, part in children.index.items()}
+        indexed = {family: [id(child) for child in part] for family, part in children.index.children().items()}
         if expected != indexed:
             yield f"9: the index for partial matches of {self.name(node)} differs from its children"
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from trtkv import block_key
 from trtkv.block_key import EMPTY_KEY, PackedKey
 from trtkv.hash_map_order import HashMapOrder
+from trtkv.partial_match_index import EqualMatches
 from trtkv.templated_trie import ChildMap, Node, Trie
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class LookupNode(Node[PackedKey, "KVCacheBlock"]):
     __slots__ = ()
 
     match_index = staticmethod(block_key.first_token_of)
+    token_at = staticmethod(block_key.token_at)
     num_matching_tokens = staticmethod(block_key.num_matching_tokens)
     supports_partial_matching = staticmethod(block_key.supports_partial_matching)
 
@@ -44,12 +46,14 @@ class UnifiedBlockTree(Trie[PackedKey, "KVCacheBlock"]):
         """Whether equal partial matches are taken in the reference's order."""
         return isinstance(self._root, HashMapOrderedNode)
 
-    def find_partial_matches(self, node: LookupNodePtr, key: PackedKey) -> list[tuple[int, LookupNodePtr]]:
+    def find_partial_matches(self, node: LookupNodePtr, key: PackedKey) -> Iterator[tuple[int, LookupNodePtr]]:
         """Children of a node that share leading tokens with a key, as (shared tokens, child), longest first."""
-        matches = node.find_partially_matching_nodes(key)
-        if len(matches) > 1 and matches[0][0] == matches[1][0]:
-            self.num_ties += 1
-        return matches
+        is_first = True
+        for matches in node.find_partial_matches(key):
+            self.num_ties += is_first and matches.size > 1
+            is_first = False
+            for child in matches.children:
+                yield matches.num_tokens, child
 
     def insert_block(self, prefix: Iterable[PackedKey], channel: int, block: KVCacheBlock) -> bool:
         """Put a block at the end of a prefix unless that slot is taken; does not link the block back."""
@@ -110,10 +114,11 @@ class HashMapOrderedNode(LookupNode):
             return super().ordered_children()
         return [self.children[key] for key in cast(HashMapOrder, self.order).ordered_keys()]
 
-    def find_partially_matching_nodes(self, key: PackedKey) -> list[tuple[int, LookupNodePtr]]:
+    def find_partial_matches(self, key: PackedKey) -> Iterator[EqualMatches]:
         """As in Node, equal lengths in hash-map order."""
-        matches = super().find_partially_matching_nodes(key)
-        if len({matched for matched, _ in matches}) < len(matches):
-            place_of = cast(HashMapOrder, self.order).place_of
-            matches.sort(key=lambda match: (-match[0], place_of(match[1].key)))
-        return matches
+        for matches in super().find_partial_matches(key):
+            if matches.size > 1:
+                place_of = cast(HashMapOrder, self.order).place_of
+                children = sorted(matches.children, key=lambda child: place_of(child.key))
+                matches = matches._replace(children=iter(children))
+            yield matches

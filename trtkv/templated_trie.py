@@ -10,26 +10,27 @@ from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from trtkv.errors import check
+from trtkv.partial_match_index import EqualMatches, KeyFunctions, PartialMatchIndex
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
 class ChildMap(dict[Any, Any]):
-    """Children by key, with an index by what a partial match must share; the index is built at first use."""
+    """Children by key, with an index for partial matches that is built at first use."""
 
     __slots__ = ("index",)
 
     def __init__(self) -> None:
         super().__init__()
-        self.index: dict[object, dict[Any, Any]] | None = None
+        self.index: PartialMatchIndex | None = None
 
 
 class Node(Generic[K, V]):
     """One position in the tree: a key below its parent and a value per channel. C++: templated_trie::Node.
 
     Channel 0 has a slot of its own, other channels share a map, so that trees with one channel stay small.
-    Subclasses supply the three key functions.
+    Subclasses supply the four key functions.
     """
 
     __slots__ = ("children", "key", "other_values", "parent", "value")
@@ -46,6 +47,11 @@ class Node(Generic[K, V]):
     @staticmethod
     def match_index(key: Any) -> object:
         """What two keys must share for any partial match."""
+        raise NotImplementedError
+
+    @staticmethod
+    def token_at(key: Any, position: int) -> object:
+        """The token at a position, something false behind the last; None if keys of this kind have no such order."""
         raise NotImplementedError
 
     @staticmethod
@@ -143,7 +149,7 @@ class Node(Generic[K, V]):
         key = node.key
         children[key] = node
         if children.index is not None:
-            children.index.setdefault(self.match_index(key), {})[key] = node
+            children.index.add(key, node)
 
     def replace_node(self, old: Node[K, V], new: Node[K, V]) -> None:
         """Put a node of the same key in a child's place; the order of children stays."""
@@ -154,7 +160,7 @@ class Node(Generic[K, V]):
         else:
             children[old.key] = new
             if children.index is not None:
-                children.index[self.match_index(old.key)][old.key] = new
+                children.index.replace(old.key, new)
         old.parent = None
 
     def remove_node(self, node: Node[K, V]) -> None:
@@ -165,12 +171,8 @@ class Node(Generic[K, V]):
         else:
             check(children.__class__ is ChildMap and children.get(node.key) is node, "a pruned node was not a child")
             del children[node.key]
-            index = children.index
-            if index is not None:
-                entry = self.match_index(node.key)
-                del index[entry][node.key]
-                if not index[entry]:
-                    del index[entry]
+            if children.index is not None:
+                children.index.discard(node.key)
             if not children:
                 self.children = None
         node.parent = None
@@ -194,39 +196,30 @@ class Node(Generic[K, V]):
             return reversed(children.values())
         return (children,)
 
-    def find_partially_matching_nodes(self, key: K) -> list[tuple[int, Node[K, V]]]:
-        """Children that share leading tokens, as (shared tokens, child), longest first.
+    def find_partial_matches(self, key: K) -> Iterator[EqualMatches]:
+        """Children that share leading tokens, those that share most first; they must not change in the meantime.
 
         Equal lengths come in the order of ``ordered_children``.
         """
-        if self.children is None or not self.supports_partial_matching(key):
-            return []
-        matches = []
-        for node in self._candidates(key):
-            matched = self.num_matching_tokens(key, node.key)
-            if matched:
-                matches.append((matched, node))
-        if len(matches) > 1:
-            matches.sort(key=_longest_first)
-        return matches
-
-    def _candidates(self, key: K) -> Iterator[Node[K, V]]:
         children = self.children
+        if children is None or not self.supports_partial_matching(key):
+            return
         if children.__class__ is not ChildMap:
-            return iter((children,))
+            matched = self.num_matching_tokens(key, children.key)
+            if matched:
+                yield EqualMatches(matched, 1, iter((children,)))
+            return
         if children.index is None:
-            index: dict[object, dict[Any, Any]] = {}
+            children.index = PartialMatchIndex(KeyFunctions(self.match_index, self.num_matching_tokens, self.token_at))
             for child_key, child in children.items():
-                index.setdefault(self.match_index(child_key), {})[child_key] = child
-            children.index = index
-        return reversed(children.index.get(self.match_index(key), _NO_CHILDREN).values())
+                children.index.add(child_key, child)
+        yield from children.index.find(key)
 
-
-_NO_CHILDREN: dict[Any, Any] = {}
-
-
-def _longest_first(match: tuple[int, object]) -> int:
-    return -match[0]
+    def find_partially_matching_nodes(self, key: K) -> Iterator[tuple[int, Node[K, V]]]:
+        """The children of ``find_partial_matches`` one by one, as (shared tokens, child)."""
+        for matches in self.find_partial_matches(key):
+            for child in matches.children:
+                yield matches.num_tokens, child
 
 
 class Trie(Generic[K, V]):

@@ -89,8 +89,8 @@ def test_ties_are_counted(hash_map_order: bool) -> None:
     put(tree, 1, key(1, 2))
     put(tree, 2, key(1, 3))
     put(tree, 3, key(1, 4, 5))
-    tree.find_partial_matches(tree.root, key(1, 9))
-    tree.find_partial_matches(tree.root, key(1, 4, 9))  # the longest is alone
+    list(tree.find_partial_matches(tree.root, key(1, 9)))
+    list(tree.find_partial_matches(tree.root, key(1, 4, 9)))  # the longest is alone
     assert tree.take_num_ties() == 1
     assert tree.take_num_ties() == 0
 
@@ -99,7 +99,7 @@ def test_ties_below_the_root_are_counted_too() -> None:
     tree = UnifiedBlockTree(hash_map_order=True)
     put(tree, 1, key(7), key(1, 2))
     put(tree, 2, key(7), key(1, 3))
-    tree.find_partial_matches(tree.lookup_nodes([key(7)])[0], key(1, 9))
+    list(tree.find_partial_matches(tree.lookup_nodes([key(7)])[0], key(1, 9)))
     assert tree.take_num_ties() == 1
 
 

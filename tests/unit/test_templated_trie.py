@@ -21,6 +21,10 @@ class TextNode(Node[str, object]):
         return key[:1]
 
     @staticmethod
+    def token_at(key: Any, position: int) -> object:
+        return key[position : position + 1]
+
+    @staticmethod
     def num_matching_tokens(key: Any, other: Any) -> int:
         count = 0
         for left, right in zip(key, other, strict=False):
@@ -165,7 +169,7 @@ def test_removing_a_stranger_is_a_fault() -> None:
 
 def test_replaced_child_keeps_its_place() -> None:
     trie = make_trie("a", "b", "ab")
-    trie.root.find_partially_matching_nodes("a")  # the index exists from now on
+    list(trie.root.find_partially_matching_nodes("a"))  # the index exists from now on
     old = trie.lookup_nodes(["a"])[0]
     new = TextNode("a", None)
     trie.root.replace_node(old, new)
@@ -202,22 +206,22 @@ def test_longest_partial_match_comes_first_and_newest_of_equals(others: list[str
         (2, "abyy"),
         (2, "abxx"),
     ]
-    assert trie.root.find_partially_matching_nodes("x") == []
+    assert list(trie.root.find_partially_matching_nodes("x")) == []
 
 
 def test_only_child_may_match_in_part() -> None:
     trie = make_trie("abcd")
     assert [n for n, _ in trie.root.find_partially_matching_nodes("ab")] == [2]
-    assert trie.root.find_partially_matching_nodes("b") == []
+    assert list(trie.root.find_partially_matching_nodes("b")) == []
 
 
 def test_key_that_does_not_support_it_never_matches_in_part() -> None:
     trie = make_trie("Abc", "Abd")
-    assert trie.root.find_partially_matching_nodes("Abx") == []
+    assert list(trie.root.find_partially_matching_nodes("Abx")) == []
 
 
 def test_leaf_has_no_partial_matches() -> None:
-    assert make_trie().root.find_partially_matching_nodes("a") == []
+    assert list(make_trie().root.find_partially_matching_nodes("a")) == []
 
 
 def test_many_random_changes_agree_with_a_list_of_children() -> None:
@@ -243,6 +247,6 @@ def test_many_random_changes_agree_with_a_list_of_children() -> None:
         search = "".join(rng.choice("abc") for _ in range(4))
         matches = [(TextNode.num_matching_tokens(search, c.key), c) for c in reversed(children)]
         expected = sorted([m for m in matches if m[0]], key=lambda match: -match[0])
-        assert trie.root.find_partially_matching_nodes(search) == expected
+        assert list(trie.root.find_partially_matching_nodes(search)) == expected
         assert list(trie.root.ordered_children()) == children[::-1]
         assert isinstance(trie.root.children, ChildMap | TextNode | None)
