@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from trtkv.block_key import PackedKey
@@ -340,9 +341,22 @@ class BlockManager:
     # -- sequences ------------------------------------------------------------------------------------
 
     def adjust_blocks_if_needed(self, sequence: GenerationRequest) -> None:
-        """Make room for the newest token in every window, narrowest first."""
-        for manager in self.window_block_managers.values():
-            manager.adjust_blocks_if_needed(sequence)
+        """Make room for the newest token in every window, narrowest first.
+
+        Where a copy engine fails, the token and what it got so far are taken back.
+        """
+        managers = self.window_block_managers.values()
+        for index, manager in enumerate(managers):
+            try:
+                manager.adjust_blocks_if_needed(sequence)
+            except Exception:
+                if not self.settings.compatibility:
+                    sequence.num_tokens -= 1
+                    manager.drop_unfinished_block(sequence)
+                    for done in islice(managers, index):
+                        if not sequence.num_tokens % self.settings.tokens_per_block:
+                            done.release_last_block(sequence)
+                raise
 
     def store_context_blocks(self, sequence: GenerationRequest, request: LlmRequest) -> None:
         """Store full blocks computed so far in every window, widest first."""

@@ -43,6 +43,7 @@ from trtkv.llm_request import LlmRequest, to_token_array
 from trtkv.pool_tensors import PoolTensors
 from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY
 from trtkv.stats import KvCacheIterationStats, KvCacheStats
+from trtkv.window_block_manager.counters import BlockCounters
 from trtkv.window_block_manager.loading import BatchSeqStats, ClaimResult
 from trtkv.window_block_manager.pools import IndexerKCacheSettings
 from trtkv.window_size_metadata import (
@@ -384,17 +385,35 @@ class KVCacheManager:
                 self._create_sequence(info, request) for info, request in zip(request_infos, llm_requests, strict=True)
             ]
             totals: list[list[BatchSeqStats]] = [[] for _ in sequences]
+            counts = [manager.counters.snapshot() for _, manager in reversed(self._windows)]
             for index, (window_size, manager) in enumerate(reversed(self._windows)):
                 claims = (
                     self._plan_window(window_size, manager, request_infos, llm_requests, sequences)
                     if plans is None
                     else plans[index]
                 )
-                stats = manager.add_sequence_batch(sequences, claims, self._enable_block_reuse)
+                try:
+                    stats = manager.add_sequence_batch(sequences, claims, self._enable_block_reuse)
+                except Exception:
+                    if plans is not None:  # a copy engine failed
+                        self._withdraw(sequences, plans[: index + 1], counts)
+                    raise
                 for total, entry in zip(totals, stats, strict=True):
                     total.append(entry)
             for index, (request, total) in enumerate(zip(llm_requests, totals, strict=True)):
                 self._finish_admission(request, total, None if lengths is None else lengths[index])
+
+    def _withdraw(
+        self,
+        sequences: Sequence[GenerationRequest],
+        plans: Sequence[Sequence[ClaimResult]],
+        counts: Sequence[BlockCounters],
+    ) -> None:
+        """Take back a batch that was placed in some windows only; what it evicted or moved stays so."""
+        for (_, manager), claims, snapshot in zip(reversed(self._windows), plans, counts, strict=False):
+            manager.withdraw(sequences, claims, snapshot)
+        for sequence in sequences:
+            del self._sequences[sequence.request_id]
 
     def add_sequence(self, request_info: RequestInfo, llm_request: LlmRequest) -> None:
         """Admit one sequence; see ``add_sequence_batch``."""

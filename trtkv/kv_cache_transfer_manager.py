@@ -48,8 +48,8 @@ class KVCacheTransferManager:
         directory: str = "",
     ) -> None:
         """Copy a primary block into a secondary one."""
-        self._stats.offload_blocks += 1
         self._stats.offload_bytes += self._copy(OFFLOAD, src, dst, pools, num_tokens, mode, directory)
+        self._stats.offload_blocks += 1
 
     def _copy(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from trtkv.block_key import token_bytes
 from trtkv.block_listener import BlockListener, RemovalReason
@@ -77,7 +77,7 @@ class BlockClaimer:
             or self._settings.num_secondary_blocks
             or not policy.can_take_default_blocks(count)
         ):
-            return [self.get_free_block() for _ in range(count)]
+            return self._get_one_by_one(count)
         blocks = policy.take_default_blocks(count)
         counters.alloc_total += count
         for block in blocks:
@@ -87,20 +87,34 @@ class BlockClaimer:
                 counters.alloc_new += 1
         return blocks
 
+    def _get_one_by_one(self, count: int) -> list[KVCacheBlock]:
+        blocks: list[KVCacheBlock] = []
+        try:
+            for _ in range(count):
+                blocks.append(self.get_free_block())
+        except Exception:
+            self.give_back(blocks)
+            raise
+        return blocks
+
+    def give_back(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Put blocks that were taken and not used into their queues; those that nobody holds or has queued."""
+        for block in blocks:
+            if not block._ref_count and block._free_queue is None:
+                self._policy.release_block(block, to_front=block._lookup_node is None)
+
     def _offload_victim(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> KVCacheBlock:
         """Swap a primary victim with a secondary one; the latter's id, now primary, is what the caller gets."""
         offload_block, _ = self._policy.get_free_block(SECONDARY_LEVEL)
+        self._transfer_manager.offload(block, offload_block, self._pools.pools, 0, mode, directory)
         # Both are claimed before the swap: afterwards their level, and so their queue, would be another.
         self._policy.claim_block(block)
         self._policy.claim_block(offload_block)
-        self._swap_out(block, offload_block, mode, directory)
+        self._swap_out(block, offload_block)
         self._policy.release_block(block)
         return offload_block
 
-    def _swap_out(
-        self, block: KVCacheBlock, offload_block: KVCacheBlock, mode: KvCacheTransferMode, directory: str
-    ) -> None:
-        self._transfer_manager.offload(block, offload_block, self._pools.pools, 0, mode, directory)
+    def _swap_out(self, block: KVCacheBlock, offload_block: KVCacheBlock) -> None:
         block.swap_memory_pool_block_offset(offload_block)
         if self._listener is not None:
             self._listener.on_moved(block, self._settings.window_size, SECONDARY_LEVEL)
@@ -149,7 +163,11 @@ class BlockClaimer:
         if block.is_placeholder or block.is_primary:
             return
         helper = self.get_free_block(mode=mode, directory=directory)
-        self._transfer_manager.onboard(block, helper, self._pools.pools, 0, mode, directory)
+        try:
+            self._transfer_manager.onboard(block, helper, self._pools.pools, 0, mode, directory)
+        except Exception:
+            self.give_back((helper,))
+            raise
         block.swap_memory_pool_block_offset(helper)
         if self._listener is not None:
             self._listener.on_moved(block, self._settings.window_size, PRIMARY_LEVEL)
@@ -168,11 +186,12 @@ class BlockClaimer:
         if block.is_placeholder or not block.is_primary:
             return
         offload_block, _ = self._policy.get_free_block(SECONDARY_LEVEL)
+        self._transfer_manager.offload(block, offload_block, self._pools.pools, 0, mode, directory)
         self._policy.claim_block(offload_block)
         is_free = block._free_queue is not None and not self._settings.compatibility
         if is_free:
             self._policy.claim_block(block, duration_ms=block._duration_ms)
-        self._swap_out(block, offload_block, mode, directory)
+        self._swap_out(block, offload_block)
         if offload_block._lookup_node is not None and not self._settings.compatibility:
             self.remove_from_tree(offload_block)
         self._policy.release_block(offload_block)

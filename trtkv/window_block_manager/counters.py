@@ -36,3 +36,8 @@ class BlockCounters:
             self.reused_tokens,
             self.total_input_tokens,
         )
+
+    def restore(self, snapshot: BlockCounters) -> None:
+        """Set every count to that of a snapshot."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(snapshot, name))

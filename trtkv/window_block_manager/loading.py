@@ -482,9 +482,13 @@ class BlockLoader:
     def _copy_source(self, claim: ClaimResult, index: int, source: KVCacheBlock) -> KVCacheBlock:
         """A fresh block with the first tokens of a partially matched one, keyed for this request."""
         block = self._claimer.get_free_block(source._priority, source._duration_ms, claim.mode, claim.directory)
-        self._transfer_manager.onboard(
-            source, block, self._pools.pools, claim.num_partial_tokens, claim.mode, claim.directory
-        )
+        try:
+            self._transfer_manager.onboard(
+                source, block, self._pools.pools, claim.num_partial_tokens, claim.mode, claim.directory
+            )
+        except Exception:
+            self._claimer.give_back((block,))
+            raise
         if claim.should_release_copy_source and not source._ref_count:
             self._policy.release_block(source)
         if index < len(claim.keys):

@@ -257,6 +257,17 @@ class WindowBlockManager:
         """Claim for all requests, then place them one by one. C++: addSequenceBatch."""
         return self.loader.add_sequence_batch(sequences, claims, is_enable_block_reuse)
 
+    def withdraw(
+        self, sequences: Sequence[GenerationRequest], claims: Sequence[ClaimResult], counts: BlockCounters
+    ) -> None:
+        """Take back a batch whose admission broke off: everything placed or claimed so far, and its counts."""
+        for sequence in sequences:
+            if sequence.request_id in self.sequences.allocated_blocks_per_seq:
+                self.releaser.release_blocks(sequence.request_id)
+        for claim in claims:
+            self.claimer.give_back(reversed(claim.matched))
+        self.counters.restore(counts)
+
     def analyze_prefix_reuse(self, keys: Sequence[PackedKey]) -> PrefixReuseSummary:
         """Count cached blocks for keys of full blocks. Changes nothing. C++: analyzePrefixReuse."""
         blocks = self.matcher.find_reusable_block_matches(keys, False, False).blocks
@@ -316,6 +327,10 @@ class WindowBlockManager:
         if self.recurrent is not None and last and not self.settings.compatibility:
             write_slot_at(window, sequence.beam_width, last - 1)  # a placeholder may have been put there
         write_slot_at(window, sequence.beam_width, last)
+
+    def drop_unfinished_block(self, sequence: GenerationRequest) -> None:
+        """Give back the blocks of a position that ``adjust_blocks_if_needed`` broke off at."""
+        self.sequences.drop_unfinished_block(sequence)
 
     def release_last_block(self, sequence: GenerationRequest) -> None:
         """Drop the last block. C++: releaseLastBlock."""

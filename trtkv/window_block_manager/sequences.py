@@ -170,6 +170,15 @@ class SequenceBlocks:
         for beam_idx in range(sequence.beam_width):
             add_block_to_beam(self.take_decode_block(sequence), window, beam_idx, sequence.beam_width)
 
+    def drop_unfinished_block(self, sequence: GenerationRequest) -> None:
+        """Give back blocks behind the last position that has a table entry."""
+        window = sequence.get_window(self._settings.window_size)
+        while len(window.held) > len(window.slots[-1]) * sequence.beam_width:
+            block = window.held.pop()
+            window.block_ids[len(window.held) % sequence.beam_width].pop()
+            block.dec_ref_count()
+            self._claimer.give_back((block,))
+
     def take_decode_block(self, sequence: GenerationRequest) -> KVCacheBlock:
         """A fresh block with the sequence's decode retention."""
         return self._claimer.get_free_block(
