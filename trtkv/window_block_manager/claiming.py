@@ -91,7 +91,7 @@ class BlockClaimer:
         blocks: list[KVCacheBlock] = []
         try:
             for _ in range(count):
-                blocks.append(self.get_free_block())
+                blocks.append(self.get_free_block())  # noqa: PERF401 (what was taken before a failure is given back)
         except Exception:
             self.give_back(blocks)
             raise
