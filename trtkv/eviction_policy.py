@@ -309,7 +309,7 @@ class LRUEvictionPolicy:
         A hot loop, for removal: a cached primary block of default priority goes straight to its queue.
         """
         default = self._default_queues[PRIMARY_LEVEL]
-        last = default._prev_free
+        last: Any = default._prev_free
         num_released = 0
         for block in blocks:
             count = block._ref_count
@@ -323,7 +323,8 @@ class LRUEvictionPolicy:
                 and block._memory_pool_block_index < SECONDARY_POOL_FLAG
             ):
                 block._prev_free = last
-                last._next_free = last = block
+                last._next_free = block
+                last = block
                 block._free_queue = default
                 num_released += 1
             else:
