@@ -4,9 +4,9 @@ Needs the folder with reference runs and public traces: --shared, TRTKV_SHARED, 
 Run: ``python tools/check_reference_runs.py [--jobs 2] [--select trace=sharegpt-llama tokens_per_block=16 ...]``.
 Prints a line per run; exit code 0 if all are equal, 1 if one differs, 2 if there is nothing to compare.
 
-When two cached blocks match equally many tokens of a prompt, the original takes the one that its hash map lists first;
-only the manager's compatibility mode knows that order, and it is slow. --mode auto replays in the plain mode first, and
-a run that differs once more in compatibility mode; plain and compatibility compare one of them.
+Replays take equal partial matches in the order of the original's hash map; where else the plain mode differs from the
+original, docs/decisions says. --mode auto replays in the plain mode first, and a run that differs once more in
+compatibility mode; plain and compatibility compare one of them.
 """
 
 from __future__ import annotations
