@@ -44,6 +44,8 @@ class TraceReader(NamedTuple):
     """Seconds of one unit of its timestamps; None if they are no times of one clock."""
     has_tokens: bool = True
     """False: only lengths are known."""
+    has_text: bool = False
+    """Whether rows are text, from which a tokenizer makes tokens."""
 
 
 class LoadedTrace(NamedTuple):
@@ -113,8 +115,8 @@ READERS: Final[dict[str, TraceReader]] = {
         ),
         TraceReader("mooncake", "hash ids of blocks", _with_keys(*FORMATS["mooncake"].keys), _basic("mooncake"), 1e-3),
         TraceReader("tokens", "token ids", _with_keys(*FORMATS["tokens"].keys), _basic("tokens"), 1e-9),
-        TraceReader("sharegpt", "conversations as text", _with_keys("conversations"), read_sharegpt),
-        TraceReader("openai", "chat or completion requests as text", _is_openai, read_openai),
+        TraceReader("sharegpt", "conversations as text", _with_keys("conversations"), read_sharegpt, has_text=True),
+        TraceReader("openai", "chat or completion requests as text", _is_openai, read_openai, has_text=True),
         TraceReader("azure", "lengths only", _with_columns(AZURE), read_azure, 1.0, has_tokens=False),
         TraceReader("burstgpt", "lengths only", _with_columns(BURSTGPT), read_burstgpt, 1.0, has_tokens=False),
         TraceReader("vidur", "lengths only", _with_columns(VIDUR), read_vidur, 1.0, has_tokens=False),
@@ -151,6 +153,10 @@ def _load(rows: Rows, shown: str, options: ReadOptions, format_name: str | None,
     reader = READERS[name]
     if not reader.has_tokens and not lengths_only:
         refuse_hit_rates(f"{shown} ({name})")
+    if options.tokenizer is not None and not reader.has_text:
+        raise InvalidInputError(
+            f"{shown} ({name}) is no text, so --tokenizer {options.tokenizer} does nothing; leave it out"
+        )
     requests = reader.read(rows, options)
     if not requests:
         raise TraceFormatError(f"{shown}: no request can be replayed ({len(rows.faults)} rows skipped as faulty)")
