@@ -179,6 +179,11 @@ class BlockManager:
             offset += num_pools
         return result
 
+    @property
+    def num_block_objects(self) -> int:
+        """Blocks of all windows and levels, placeholders included, whether their objects are made or not."""
+        return sum(manager.eviction_policy.num_blocks for manager in self.window_block_managers.values())
+
     def preallocate_blocks(self) -> None:
         """Make all block objects now instead of at their first use."""
         for manager in self.window_block_managers.values():

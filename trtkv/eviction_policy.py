@@ -231,6 +231,11 @@ class LRUEvictionPolicy:
         """The never-used blocks of a level."""
         return self._fresh[level]
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all levels, free or not."""
+        return sum(len(fresh.ids) for fresh in self._fresh)
+
     def make_all_blocks(self) -> None:
         """Make the objects of all blocks that were never used."""
         for fresh in self._fresh:

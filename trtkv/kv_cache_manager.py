@@ -6,7 +6,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from trtkv import capacity_estimation
 from trtkv.block_budget import BlockBudget
@@ -69,6 +69,10 @@ class KvCacheConnectorManager(Protocol):
         """Tokens behind those found here that the connector will fill in."""
 
 
+_MOST_PREALLOCATED_BLOCKS: Final = 1_000_000
+"""Blocks of a pool whose objects are made at construction unless the caller says otherwise."""
+
+
 class KVCacheManager:
     """Cache of one model on one rank: sequences, reuse, eviction, offloading, budgets. C++: KVCacheManager.
 
@@ -80,9 +84,10 @@ class KVCacheManager:
     ``compatibility=True`` reproduces the recorded behaviour of the reference bit for bit, including the faults
     that hurt users, half-done failures and the order of equal partial matches; see docs/decisions.
     ``hash_map_order`` asks for that order alone: equal partial matches are then taken in the iteration order of
-    the reference's hash map instead of most recently inserted first, at the price of hashing every cached block.
-    ``preallocate_blocks`` makes all block objects now instead of at their first use: about 220 bytes a block for
-    steadier admission; a replay with a large pool is better off without.
+    the reference's hash map instead of most recently inserted first; that takes the hash of each child of a node where
+    a tie comes up.
+    ``preallocate_blocks``: whether to make all block objects now, at about 230 bytes and 1 microsecond each, so that
+    admission need not; None: unless there are more than a million. A replay with a large pool is better off without.
     ``block_listener`` is told, block by block, what leaves the tree and why.
     """
 
@@ -117,7 +122,7 @@ class KVCacheManager:
         clock: Callable[[], int] = time.monotonic_ns,
         compatibility: bool = False,
         hash_map_order: bool | None = None,
-        preallocate_blocks: bool = False,
+        preallocate_blocks: bool | None = None,
         block_listener: BlockListener | None = None,
     ) -> None:
         if sink_token_length:
@@ -156,6 +161,8 @@ class KVCacheManager:
         )
         if kv_cache_connector_manager is not None and self._block_manager.is_variable_window:
             raise ConfigurationError("a connector works with one window only; use one window or no connector")
+        if preallocate_blocks is None:
+            preallocate_blocks = self._block_manager.num_block_objects <= _MOST_PREALLOCATED_BLOCKS
         if preallocate_blocks:
             self._block_manager.preallocate_blocks()
         self._tokens_per_block = tokens_per_block

@@ -111,8 +111,7 @@ class PartialMatchIndex:
         for above, part in reversed(passed):
             size = len(above.members) - len(part.members)
             if size:
-                others = (above.members[other] for other in reversed(above.members) if other not in part.members)
-                yield EqualMatches(above.depth, size, others)
+                yield EqualMatches(above.depth, size, _others(above, part))
 
     def _compare(self, key: Any, group: _Group) -> Iterator[EqualMatches]:
         by_length: dict[int, list[Any]] = {}
@@ -148,3 +147,10 @@ class PartialMatchIndex:
                 part = group.parts.setdefault(self._functions.part_at(key, group.depth), _Group())
                 part.members[key] = child
             pending += group.parts.values()
+
+
+def _others(group: _Group, part: _Group) -> Iterator[Any]:
+    """Children of a group that are not in one of its parts, newest first."""
+    for key in reversed(group.members):
+        if key not in part.members:
+            yield group.members[key]

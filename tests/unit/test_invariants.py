@@ -373,7 +373,7 @@ def test_all_violations_are_raised_together_with_their_numbers() -> None:
 
 
 def test_checking_makes_no_block_and_changes_nothing() -> None:
-    manager = make_kv_cache_manager(12, 3)
+    manager = make_kv_cache_manager(12, 3, preallocate_blocks=False)
     check_invariants(manager)
     assert manager.block_manager.window_block_managers[64].used_blocks() == []
 

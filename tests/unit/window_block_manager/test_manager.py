@@ -36,7 +36,7 @@ def window_of(manager: KVCacheManager, window: int = 64) -> WindowBlockManager:
 
 
 def test_blocks_are_made_when_they_are_asked_for_and_keep_their_place() -> None:
-    window = window_of(make_kv_cache_manager(8, 4))
+    window = window_of(make_kv_cache_manager(8, 4, preallocate_blocks=False))
     assert window.used_blocks() == []
     block = window.get_block_by_id(5)
     assert window.get_block_by_id(5) is block
@@ -196,6 +196,7 @@ def test_shortcuts_give_what_the_plain_paths_give(seed: int, options: dict[str, 
 def test_blocks_made_beforehand_change_nothing_but_the_time() -> None:
     managers = [make_kv_cache_manager(12, 4, preallocate_blocks=choice) for choice in (False, True)]
     assert [len(window_of(manager).used_blocks()) for manager in managers] == [0, 16]
+    assert [len(window_of(make_kv_cache_manager(n)).used_blocks()) for n in (12, 1_000_001)] == [12, 0]
     for manager in managers:
         serve(manager, make_request(1, 13))
         serve(manager, make_request(2, [7] * 30))
