@@ -385,10 +385,11 @@ def build_block_keys_of(
             "give an input length of at most its tokens plus one"
         )
     end = usable_size if allow_partial else usable_size - usable_size % tokens_per_block
-    return [
+    keys = [
         _make_key(request, tokens, start, min(start + tokens_per_block, end))
         for start in range(0, end, tokens_per_block)
     ]
+    return fold_each(keys, tokens_per_block) if request.folds_consecutive_tokens else keys
 
 
 def build_encoder_keys(
@@ -427,15 +428,24 @@ def _slice_keys(
         width = tokens_per_block * 4
         data = tokens.tobytes() if first == 0 else tokens[first * tokens_per_block :].tobytes()
         if request.folds_consecutive_tokens:
-            return fold_keys(data[: (last - first) * width], tokens_per_block)
+            return fold_tokens(data[: (last - first) * width], tokens_per_block)
         return [data[start : start + width] for start in range(0, (last - first) * width, width)]
-    return [
+    keys = [
         _make_key(request, tokens, index * tokens_per_block, (index + 1) * tokens_per_block)
         for index in range(first, last)
     ]
+    return fold_each(keys, tokens_per_block) if request.folds_consecutive_tokens else keys
 
 
-def fold_keys(data: bytes, tokens_per_block: int) -> list[PackedKey]:
+def fold_each(keys: Sequence[PackedKey], tokens_per_block: int) -> list[PackedKey]:
+    """Keys with the full plain ones folded as ``fold_tokens`` does."""
+    return [
+        fold_tokens(key, tokens_per_block)[0] if isinstance(key, bytes) and len(key) == 4 * tokens_per_block else key
+        for key in keys
+    ]
+
+
+def fold_tokens(data: bytes, tokens_per_block: int) -> list[PackedKey]:
     """Keys of full blocks of int32 tokens: a range, which takes little memory, for consecutive ones."""
     import numpy as np
 

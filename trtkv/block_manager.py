@@ -467,7 +467,7 @@ class BlockManager:
 
     def reset_reuse_state(self) -> None:
         """Forget everything cached: an empty tree for all windows."""
-        self.lookup_tree = UnifiedBlockTree(self.settings.hash_map_order)
+        self.lookup_tree = UnifiedBlockTree(self.settings.hash_map_order, self.lookup_tree.folds_consecutive_tokens)
         for manager in self.window_block_managers.values():
             manager.reset_reuse_state(self.lookup_tree)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Any, Final, Protocol
 
 from sortedcontainers import SortedDict
@@ -46,7 +45,9 @@ class FreeBlocksQueue:
 
     def __iter__(self) -> Iterator[KVCacheBlock]:
         node = self._next_free
-        while not isinstance(node, FreeBlocksQueue):
+        for _ in range(self.size):
+            if isinstance(node, FreeBlocksQueue):
+                return  # not intact
             yield node
             node = node._next_free
 
@@ -316,28 +317,30 @@ class LRUEvictionPolicy:
         default = self._default_queues[PRIMARY_LEVEL]
         last: Any = default._prev_free
         num_released = 0
-        for block in blocks:
-            count = block._ref_count
-            if count > 1:
-                block._ref_count = count - 1
-                continue
-            block._ref_count = 0
-            if (
-                block._lookup_node is not None
-                and block._priority == DEFAULT_RETENTION_PRIORITY
-                and block._memory_pool_block_index < SECONDARY_POOL_FLAG
-            ):
-                block._prev_free = last
-                last._next_free = block
-                last = block
-                block._free_queue = default
-                num_released += 1
-            else:
-                self.release_block(block, block._lookup_node is None)
-        last._next_free = default
-        default._prev_free = last
-        default.size += num_released
-        self._num_free[PRIMARY_LEVEL] += num_released
+        try:
+            for block in blocks:
+                count = block._ref_count
+                if count > 1:
+                    block._ref_count = count - 1
+                    continue
+                block._ref_count = 0
+                if (
+                    block._lookup_node is not None
+                    and block._priority == DEFAULT_RETENTION_PRIORITY
+                    and block._memory_pool_block_index < SECONDARY_POOL_FLAG
+                ):
+                    block._prev_free = last
+                    last._next_free = block
+                    last = block
+                    block._free_queue = default
+                    num_released += 1
+                else:
+                    self.release_block(block, block._lookup_node is None)
+        finally:
+            last._next_free = default
+            default._prev_free = last
+            default.size += num_released
+            self._num_free[PRIMARY_LEVEL] += num_released
 
     def claim_block(
         self, block: KVCacheBlock, priority: Priority | None = None, duration_ms: int | None = None
@@ -430,7 +433,7 @@ class LRUEvictionPolicy:
 
     def queued_blocks(self) -> list[tuple[FreeBlocksQueue, KVCacheBlock]]:
         """Every block object that stands in a queue, with its queue; never-used blocks are left out."""
-        return [(queue, block) for queue in self.queues() for block in islice(queue, queue.size)]
+        return [(queue, block) for queue in self.queues() if queue.is_intact() for block in queue]
 
     def queues(self) -> list[FreeBlocksQueue]:
         """All queues, those in front of the never-used blocks included."""

@@ -18,12 +18,14 @@ class SequenceWindow:
     ``block_ids``: per beam the ids shown to callers; out-of-window positions keep their old id.
     ``slots``: per beam the slot each position had when its table entry was written (NULL_ENTRY: none).
     ``num_stored``: leading blocks that admission or the last store found in the tree at their position, the last of
-    them under ``last_stored_key``, when ``num_shared_moves`` shared blocks had been stored at another place.
+    them for the request's ``last_stored_key`` at a node of ``last_node_key``, when ``num_shared_moves`` shared blocks
+    had been stored at another place.
     """
 
     __slots__ = (
         "block_ids",
         "held",
+        "last_node_key",
         "last_stored_key",
         "num_front_blocks_removed",
         "num_shared_moves",
@@ -39,6 +41,7 @@ class SequenceWindow:
         self.num_stored = 0
         self.num_shared_moves = 0
         self.last_stored_key: object = None
+        self.last_node_key: object = None
 
 
 class GenerationRequest:

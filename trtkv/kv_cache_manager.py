@@ -6,6 +6,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heapify, heapreplace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from trtkv import capacity_estimation
@@ -388,6 +389,7 @@ class KVCacheManager:
             plans, lengths = None, None
             if not self._compatibility:
                 plans, lengths = self._plan_batch(request_infos, llm_requests)
+            self._block_manager.lookup_tree.folds_consecutive_tokens = llm_requests[0].folds_consecutive_tokens
             sequences = [
                 self._create_sequence(info, request) for info, request in zip(request_infos, llm_requests, strict=True)
             ]
@@ -475,8 +477,20 @@ class KVCacheManager:
                 request.check_prepopulated_prompt_len(lengths[index], self._tokens_per_block)
         return plans, lengths
 
+    def _check_folding(self, llm_requests: Sequence[LlmRequest]) -> None:
+        tree = self._block_manager.lookup_tree
+        is_empty = not self._sequences and not tree.root.has_children
+        folds = llm_requests[0].folds_consecutive_tokens if is_empty else tree.folds_consecutive_tokens
+        for request in llm_requests:
+            if request.folds_consecutive_tokens != folds:
+                raise InvalidInputError(
+                    f"request {request.request_id} has folds_consecutive_tokens={request.folds_consecutive_tokens}, "
+                    "others of this manager do not; give all requests the same"
+                )
+
     def _check_batch(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> None:
         seen: set[RequestId] = set()
+        self._check_folding(llm_requests)
         for (request_id, input_length, beam_width), request in zip(request_infos, llm_requests, strict=True):
             self._check_new(request_id)
             if request_id in seen:
@@ -580,12 +594,6 @@ class KVCacheManager:
         except KeyError:
             raise UnknownIdError(f"request {request_id} has no sequence; add it first") from None
 
-    def _get_sequences(self, request_ids: Iterable[RequestId]) -> list[GenerationRequest]:
-        try:
-            return list(map(self._sequences.__getitem__, request_ids))
-        except KeyError as error:
-            raise UnknownIdError(f"request {error.args[0]} has no sequence; add it first") from None
-
     def add_token(self, request_id: RequestId) -> None:
         """Make room for one more token. C++: addToken.
 
@@ -602,41 +610,43 @@ class KVCacheManager:
             self._grow(self.get_sequence(request_id))  # another thread may have removed it in the meantime
 
     def add_tokens(self, request_ids: Iterable[RequestId]) -> None:
-        """``add_token`` for a decode batch, in order.
-
-        An unknown id changes nothing; where blocks run out, those before the failing one keep their token.
-        """
+        """``add_token`` for a decode batch, in order; those before a failing one keep their token."""
         tokens_per_block, phase = self._tokens_per_block, 1 % self._tokens_per_block
         if self._has_swa:  # a block may go at any length
             tokens_per_block, phase = 1, 0
         with self._lock:
-            for sequence in self._get_sequences(request_ids):
-                num_tokens = sequence.num_tokens + 1
-                if num_tokens % tokens_per_block == phase:
-                    self._grow(sequence)
-                else:
-                    sequence.num_tokens = num_tokens
+            try:
+                for sequence in map(self._sequences.__getitem__, request_ids):
+                    num_tokens = sequence.num_tokens + 1
+                    if num_tokens % tokens_per_block == phase:
+                        self._grow(sequence)
+                    else:
+                        sequence.num_tokens = num_tokens
+            except KeyError as error:
+                self.get_sequence(error.args[0])  # which says that it is unknown
+                raise
 
-    def add_token_rounds(self, request_ids: Sequence[RequestId], num_rounds: int) -> None:
+    def add_token_rounds(self, request_ids: Iterable[RequestId], num_rounds: int) -> None:
         """``add_tokens(request_ids)`` so many times: decode steps between which nothing else happens.
 
-        Unless a window slides, this costs time for each block that comes and none for each token. An unknown id
-        changes nothing; where blocks run out, every sequence has the tokens of the steps before and those in front of
-        the failing one have theirs of this step.
+        Unless a window slides, this costs time for each block that comes and none for each token. Where blocks run
+        out, every sequence has the tokens of the steps before and those in front of the failing one have theirs of
+        this step. An unknown id or a negative number changes nothing.
         """
+        if num_rounds < 0:
+            raise InvalidInputError(f"{num_rounds} rounds of decoding; give 0 or more, and rewind_kv_cache to go back")
         with self._lock:
-            sequences = self._get_sequences(request_ids)
+            request_ids = list(request_ids)
+            sequences = [self.get_sequence(request_id) for request_id in request_ids]
             if self._has_swa or len(set(request_ids)) < len(sequences):
                 for _ in range(num_rounds):
                     self.add_tokens(request_ids)
                 return
             lengths = [sequence.num_tokens for sequence in sequences]
-            growths = sorted(
-                (done, index)
-                for index, length in enumerate(lengths)
-                for done in range(-length % self._tokens_per_block, num_rounds, self._tokens_per_block)
-            )
-            for done, index in growths:
+            growths = [(-length % self._tokens_per_block, index) for index, length in enumerate(lengths)]
+            heapify(growths)  # the next step at which each sequence needs a block, first come first
+            while growths and growths[0][0] < num_rounds:
+                done, index = growths[0]
                 sequences[index].num_tokens = lengths[index] + done
                 try:
                     self._grow(sequences[index])
@@ -644,6 +654,7 @@ class KVCacheManager:
                     _set_lengths(sequences[:index], lengths[:index], done + 1)
                     _set_lengths(sequences[index + 1 :], lengths[index + 1 :], done)
                     raise
+                heapreplace(growths, (done + self._tokens_per_block, index))
             _set_lengths(sequences, lengths, num_rounds)
 
     def _grow(self, sequence: GenerationRequest) -> None:

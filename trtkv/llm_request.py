@@ -99,7 +99,7 @@ class LlmRequest:
     chunk that covers the whole prompt. C++: LlmRequest.
 
     ``folds_consecutive_tokens``: blocks whose tokens are consecutive numbers get keys of a few bytes, as suits the
-    made-up tokens of traces. All requests of a manager must agree, else equal blocks are not found to be equal.
+    made-up tokens of traces. All requests of a manager must agree.
     """
 
     __slots__ = (
@@ -412,6 +412,9 @@ class LlmRequest:
 
 def add_new_token_to_each(requests: Iterable[LlmRequest], tokens: Iterable[TokenId]) -> None:
     """``add_new_token`` for a decode batch of one beam each, in order; those before a failing one keep their token."""
+    requests, tokens = list(requests), list(tokens)
+    if len(requests) != len(tokens):
+        raise InvalidInputError(f"{len(tokens)} tokens for {len(requests)} requests; give one for each")
     for request, token in zip(requests, tokens, strict=True):
         try:
             request._tokens[0].append(token)

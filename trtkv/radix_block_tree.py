@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from trtkv import block_key
@@ -34,17 +34,22 @@ class UnifiedBlockTree(Trie[PackedKey, "KVCacheBlock"]):
 
     With ``hash_map_order`` equal partial matches are taken in the reference's iteration order (see HashMapOrder);
     otherwise most recently inserted first. ``num_ties`` counts partial look-ups whose two longest candidates
-    matched equally.
+    matched equally. ``folds_consecutive_tokens`` says that the requests that store blocks fold their keys.
     """
 
-    def __init__(self, hash_map_order: bool = False) -> None:
+    def __init__(self, hash_map_order: bool = False, folds_consecutive_tokens: bool = False) -> None:
         super().__init__(HashMapOrderedNode if hash_map_order else LookupNode, EMPTY_KEY)
+        self.folds_consecutive_tokens = folds_consecutive_tokens
         self.num_ties = 0
 
     @property
     def hash_map_order(self) -> bool:
         """Whether equal partial matches are taken in the reference's order."""
         return isinstance(self._root, HashMapOrderedNode)
+
+    def stored_form(self, keys: Sequence[PackedKey], tokens_per_block: int) -> Sequence[PackedKey]:
+        """Keys as they would be stored; for keys that were not made by a request."""
+        return block_key.fold_each(keys, tokens_per_block) if self.folds_consecutive_tokens else keys
 
     def find_partial_matches(self, node: LookupNodePtr, key: PackedKey) -> Iterator[tuple[int, LookupNodePtr]]:
         """Children of a node that share leading tokens with a key, as (shared tokens, child), longest first."""

@@ -372,6 +372,17 @@ def test_all_violations_are_raised_together_with_their_numbers() -> None:
         check_invariants(world.manager)
 
 
+def test_a_broken_ring_does_not_hold_the_checker_up() -> None:
+    manager = make_kv_cache_manager(8)
+    policy = manager.block_manager.window_block_managers[64].eviction_policy
+    block = policy.get_fresh_blocks(0).take(1)[0]
+    queue = policy._default_queues[0]
+    queue.insert_block(block, to_front=False)
+    queue.insert_block(block, to_front=False)
+    assert not policy.verify_queue_integrity()
+    assert "4: window 64, the queue of level 0 and priority 35 is broken" in str(find_violations(manager))
+
+
 def test_checking_makes_no_block_and_changes_nothing() -> None:
     manager = make_kv_cache_manager(12, 3, preallocate_blocks=False)
     check_invariants(manager)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -188,6 +188,56 @@ def test_rounds_of_decoding_are_repeated_calls(windows: dict[int, tuple[int, int
     assert len(set(failures)) < 2
     assert not find_changes(take_snapshot(at_once), take_snapshot(one_by_one))
     check_invariants(at_once)
+
+
+def test_rounds_do_not_go_back() -> None:
+    manager = make_kv_cache_manager()
+    add(manager, make_request(1, [1] * 10))
+    must_fail(manager, InvalidInputError, "-3 rounds of decoding", lambda: manager.add_token_rounds([1], -3))
+    manager.add_token_rounds(iter([1]), 2)
+    assert manager.get_token_count(1) == 12
+
+
+def test_a_sequence_that_ends_while_a_batch_is_read_keeps_no_block() -> None:
+    manager = make_kv_cache_manager(8)
+    for request_id in (1, 2):
+        add(manager, make_request(request_id, [request_id] * 4))
+
+    def read() -> Iterator[int]:
+        yield 1
+        manager.remove_sequence(1)
+        yield 2
+
+    manager.add_tokens(read())
+    assert manager.get_token_count(2) == 5
+    check_invariants(manager)
+
+
+def test_a_replaced_block_is_stored_anew() -> None:
+    manager = make_kv_cache_manager(8)
+    request = finish_prompt(add(manager, make_request(1, 13)))
+    manager.store_context_blocks(request)
+    decode(manager, request, [5])
+    manager.block_manager.replace_shared_block(manager.get_sequence(1), 64, 0)
+    manager.block_manager.update_cache_block_offsets_at_idx(manager.get_sequence(1), 64, 0)
+    add(manager, make_request(99, [77] * 16))
+    manager.remove_sequence(99)  # which evicted the replaced block
+    manager.store_blocks_for_reuse(1, request)
+    assert manager.probe_prefix_match_length(make_request(5, 13)) == 12
+
+
+def test_a_key_that_another_path_has_too_is_no_proof_of_being_there() -> None:
+    manager = make_kv_cache_manager(16)
+    request = finish_prompt(add(manager, make_request(1, [*range(12), 50])))
+    manager.store_context_blocks(request)
+    decode(manager, request, [51])
+    manager.store_blocks_for_reuse(1, request)
+    other = finish_prompt(make_request(1, [99, *range(1, 12), 50]))  # another request of the same id
+    manager.unpin_blocks_by_id(manager.store_blocks_for_reuse(1, other, True))
+    decode(manager, request, [52, 53, 54, 55, 56])
+    manager.store_blocks_for_reuse(1, request)
+    check_invariants(manager, {1: request})
+    assert manager.probe_prefix_match_length(make_request(7, request.get_tokens(0).tolist())) == 18
 
 
 def test_rounds_with_an_id_twice() -> None:

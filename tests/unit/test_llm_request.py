@@ -285,5 +285,6 @@ def test_a_token_for_each_request_of_a_batch() -> None:
     with pytest.raises(InvalidInputError, match="token 'x' cannot go to beam 0"):
         add_new_token_to_each(requests, [9, "x"])  # type: ignore[list-item]
     assert [request.get_num_tokens() for request in requests] == [5, 3]
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(InvalidInputError, match="1 tokens for 2 requests"):
         add_new_token_to_each(requests, [1])
+    assert [request.get_num_tokens() for request in requests] == [5, 3]

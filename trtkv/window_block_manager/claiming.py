@@ -106,13 +106,23 @@ class BlockClaimer:
     def _offload_victim(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> KVCacheBlock:
         """Swap a primary victim with a secondary one; the latter's id, now primary, is what the caller gets."""
         offload_block, _ = self._policy.get_free_block(SECONDARY_LEVEL)
-        self._transfer_manager.offload(block, offload_block, self._pools.pools, 0, mode, directory)
+        self._copy_out(block, offload_block, mode, directory)
         # Both are claimed before the swap: afterwards their level, and so their queue, would be another.
         self._policy.claim_block(block)
         self._policy.claim_block(offload_block)
         self._swap_out(block, offload_block)
         self._policy.release_block(block)
         return offload_block
+
+    def _copy_out(
+        self, block: KVCacheBlock, offload_block: KVCacheBlock, mode: KvCacheTransferMode, directory: str
+    ) -> None:
+        try:
+            self._transfer_manager.offload(block, offload_block, self._pools.pools, 0, mode, directory)
+        except Exception:
+            if offload_block._lookup_node is not None:
+                self.remove_from_tree(offload_block)  # part of it may have been overwritten
+            raise
 
     def _swap_out(self, block: KVCacheBlock, offload_block: KVCacheBlock) -> None:
         block.swap_memory_pool_block_offset(offload_block)
@@ -186,7 +196,7 @@ class BlockClaimer:
         if block.is_placeholder or not block.is_primary:
             return
         offload_block, _ = self._policy.get_free_block(SECONDARY_LEVEL)
-        self._transfer_manager.offload(block, offload_block, self._pools.pools, 0, mode, directory)
+        self._copy_out(block, offload_block, mode, directory)
         self._policy.claim_block(offload_block)
         is_free = block._free_queue is not None and not self._settings.compatibility
         if is_free:

@@ -30,6 +30,7 @@ from trtkv.generation_request import GenerationRequest, SequenceWindow
 from trtkv.kv_cache_block import KVCacheBlock
 from trtkv.kv_cache_event_manager import KVCacheEventManager
 from trtkv.kv_cache_events import KVCacheUpdatedData
+from trtkv.kv_cache_index import SECONDARY_POOL_FLAG
 from trtkv.kv_cache_transfer_manager import KVCacheTransferManager
 from trtkv.llm_request import LlmRequest
 from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY, RetentionPriorityAndDuration
@@ -403,13 +404,14 @@ class BlockLoader:
         window = sequence.get_window(self._settings.window_size)
         is_plain = claim.beam_width == 1 and not (self._settings.is_recurrent_state or self._settings.is_swa)
         num_full = 0
-        if is_plain and not self._settings.num_secondary_blocks:
-            num_full = len(claim.matched) - claim.is_partial
+        if is_plain:
+            num_full = self._num_full_primary_matches(claim)
             self._place_full_matches(claim.matched[:num_full], window)
             if num_full:
                 window.num_stored = num_full
                 window.num_shared_moves = self._sequences.num_shared_moves
                 window.last_stored_key = claim.keys[num_full - 1]
+                window.last_node_key = claim.matched[num_full - 1]._lookup_node.key  # type: ignore[union-attr]
         for index in range(num_full, len(claim.matched)):
             self._place_claimed(claim, index, claim.matched[index], window)
         if is_plain and claim.retentions is None and not self._settings.compatibility:
@@ -419,6 +421,15 @@ class BlockLoader:
         if claim.num_shared_context_blocks < claim.num_context_blocks:
             self._allocate_per_beam(claim, window)
         write_slots(window, claim.beam_width)
+
+    def _num_full_primary_matches(self, claim: ClaimResult) -> int:
+        """Leading matches that are whole and need no onboarding."""
+        num_full = len(claim.matched) - claim.is_partial
+        if self._settings.num_secondary_blocks:
+            for index, block in enumerate(claim.matched[:num_full]):
+                if block._memory_pool_block_index >= SECONDARY_POOL_FLAG:
+                    return index
+        return num_full
 
     def _place_full_matches(self, blocks: Sequence[KVCacheBlock], window: SequenceWindow) -> None:
         """``_place_claimed`` for whole primary blocks and one beam; a hot loop."""

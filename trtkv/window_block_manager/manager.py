@@ -285,7 +285,7 @@ class WindowBlockManager:
         width = 4 * tokens_per_block
         pieces = chop_vector_into_blocks(tokens, len(tokens), width, True)
         if not isinstance(block_key, tuple):
-            return self.matcher.search_reuse_tree([bytes(piece) for piece in pieces])
+            return self.find_blocks_in_reuse_tree_by_block_keys([bytes(piece) for piece in pieces])
         _, extra_ids, lora_task_id, cache_salt, extra_keys = block_key
         extras: Sequence[bytes | None] = [None] * len(pieces)
         if extra_ids is not None:
@@ -298,7 +298,7 @@ class WindowBlockManager:
 
     def find_blocks_in_reuse_tree_by_block_keys(self, block_keys: Sequence[PackedKey]) -> KVCacheBlock | None:
         """The block at the end of a list of keys, one per block. Changes nothing."""
-        return self.matcher.search_reuse_tree(block_keys)
+        return self.matcher.search_reuse_tree(self.matcher.tree.stored_form(block_keys, self.settings.tokens_per_block))
 
     # -- growing and shrinking ----------------------------------------------------------------------
 

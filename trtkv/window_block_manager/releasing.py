@@ -85,6 +85,7 @@ class BlockReleaser:
         go to the front of the lowest queue. C++: truncateBlocks.
         """
         settings = self._settings
+        keys = self._matcher.tree.stored_form(keys, settings.tokens_per_block)
         if not settings.compatibility:
             self._truncate_nodes(keys, num_tokens_to_keep)
             return

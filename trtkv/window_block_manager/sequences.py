@@ -273,6 +273,8 @@ class SequenceBlocks:
             self._policy.release_block(block, to_front=True)
         window.held.pop()
         window.block_ids[0].pop()
+        if window.num_stored > len(window.held):
+            window.num_stored = 0
 
     def _release_last_placeholder(self, window: SequenceWindow) -> None:
         """Recurrent states: the last block is the live state, so the one before it goes, by default also a snapshot."""
@@ -303,6 +305,7 @@ class SequenceBlocks:
             return
         if not window.held[first + beam_width - 1].is_shared:
             return
+        window.num_stored = 0
         key, is_full = window.held[first]._block_key, window.held[first]._is_full
         if not compatibility:
             entries = window.held[first : first + beam_width]

@@ -217,8 +217,8 @@ class BlockStorer:
         ):
             last = blocks[window.num_stored - 1]
             last_node = last._lookup_node
-            key = window.last_stored_key
-            if last_node is not None and keys[window.num_stored - 1] is key and last_node.key == key:
+            is_same_key = keys[window.num_stored - 1] is window.last_stored_key
+            if last_node is not None and is_same_key and last_node.key is window.last_node_key:
                 node, prev, index = last_node, last, window.num_stored
         for key, block in zip(keys[index:], blocks[index:], strict=False):
             children = node.children
@@ -258,7 +258,9 @@ class BlockStorer:
             num_full = len(keys) - (num_key_tokens(keys[-1]) != self._settings.tokens_per_block)
             window.num_stored = num_full
             window.num_shared_moves = self._sequences.num_shared_moves
-            window.last_stored_key = keys[num_full - 1] if num_full else None
+            if num_full:
+                window.last_stored_key = keys[num_full - 1]
+                window.last_node_key = blocks[num_full - 1]._lookup_node.key  # type: ignore[union-attr]
         return True
 
     def _attach(self, block: KVCacheBlock, node: LookupNodePtr, key: PackedKey, prev: KVCacheBlock) -> None:
