@@ -84,7 +84,7 @@ def groups(arguments: argparse.Namespace) -> list[Group]:
     pools = [{**few, "capacity_tokens": capacity} for capacity in (3_000_000, 30_000_000, 300_000_000)]
     trees = [{"case": "tree_size", "size": arguments.scale // step} for step in (100, 10, 1)]
     children = [{"case": "siblings", "size": count} for count in (10, arguments.scale // 2)]
-    same_start = [{"case": "siblings_after_bos", "size": count} for count in (10, arguments.scale // 100)]
+    same_start = [{"case": "siblings_after_bos", "size": count} for count in (10, arguments.scale // 2)]
     lengths = [{"case": "new_prompt", "size": length} for length in (size // 32, size // 4, size, size * 4)]
     millions = ("3M pool", "30M pool", "300M pool")
     memory = {
