@@ -51,6 +51,7 @@ class GenerationRequest:
         "_windows",
         "beam_width",
         "current_prepopulated_prompt_len",
+        "holds_window",
         "kv_cache_retention_config",
         "num_tokens",
         "request_id",
@@ -69,6 +70,8 @@ class GenerationRequest:
         self.beam_width = beam_width
         self.kv_cache_retention_config = kv_cache_retention_config
         self.current_prepopulated_prompt_len = MAX_INT32
+        self.holds_window = False
+        """Whether sliding windows stay where they are, as a prompt that is still to be computed needs them to."""
         self._windows = {window_size: SequenceWindow(beam_width) for window_size in window_sizes}
 
     def get_window(self, window_size: WindowSize) -> SequenceWindow:

@@ -12,6 +12,7 @@ from tests.scheduler_fakes import ids, make_request
 from trtkv.common import RECURRENT_STATES, CacheType
 from trtkv.config import KvCacheConfig, ModelConfig, SchedulerConfig
 from trtkv.errors import ConfigurationError, InvalidInputError, OutOfBlocksError, UnknownIdError
+from trtkv.invariants import check_invariants
 from trtkv.kv_cache_manager import KVCacheManager
 from trtkv.linear_attention import LinearAttentionMetadata
 from trtkv.llm_request import LlmRequest, LlmRequestState
@@ -433,6 +434,29 @@ def test_a_sliding_window_is_enough_for_a_long_request_that_is_never_paused() ->
         resources.check_can_ever_fit(
             make_request(1, 24, max_new_tokens=1), CapacityScheduler(8, CapacitySchedulerPolicy.STATIC_BATCH)
         )
+
+
+@pytest.mark.parametrize("more", [{"num_extra_kv_tokens": 2}, {"draft_token_reserve": 3}])
+def test_a_window_does_not_leave_a_prompt_that_is_still_to_be_computed(more: dict[str, int]) -> None:
+    resources = make_resources(40, windows=[16], enable_chunked_prefill=True, **more)
+    request = make_request(1, 40, num_draft_tokens=more.get("draft_token_reserve", 0))
+    request.set_context_chunk_size(20)
+    sequence_window = None
+    while request.context_remaining_length:
+        batch = batch_of([request])
+        resources.prepare_resources(batch)
+        sequence_window = resources.impl.get_sequence(1).get_window(16)
+        assert sequence_window.num_front_blocks_removed == 0
+        request.move_to_next_context_chunk()
+        if request.context_remaining_length:
+            request.set_context_chunk_size(20)
+        resources.update_resources(batch)
+    request.set_state(LlmRequestState.GENERATION_IN_PROGRESS)
+    request.add_new_token(500)
+    resources.prepare_resources(batch_of([], [request]))
+    assert sequence_window is not None
+    assert sequence_window.num_front_blocks_removed >= 5
+    check_invariants(resources.impl, {1: request})
 
 
 def test_counts_of_blocks_and_tokens() -> None:

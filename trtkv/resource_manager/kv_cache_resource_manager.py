@@ -238,12 +238,18 @@ class KVCacheResourceManager(BaseResourceManager):
             self._check_drafts(request, num_drafts)
             batch.num_reserved_draft_tokens[request.request_id] = num_drafts
             request_ids += [request.request_id] * (1 + num_drafts)
+        for request in batch.generation_requests:
+            self._impl.get_sequence(request.request_id).holds_window = False
         self._impl.add_tokens(request_ids)
 
     def _extend_context(self, request: LlmRequest) -> None:
-        """Slots behind a new prompt: the extra ones, and those of drafts until the last chunk is settled."""
+        """Slots behind a new prompt: the extra ones, and those of drafts until the last chunk is settled.
+
+        Sliding windows must not move on for their sake, as the front of the prompt is still to be computed.
+        """
         if self._impl.cross_kv:
             return
+        self._impl.get_sequence(request.request_id).holds_window = not self._impl.compatibility
         self._add_tokens(request, self._num_extra_kv_tokens + request.num_draft_tokens)
         if request.num_draft_tokens:
             self._context_draft_tokens[request.request_id] = request.num_draft_tokens

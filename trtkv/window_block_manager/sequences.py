@@ -107,7 +107,7 @@ class SequenceBlocks:
     def num_detachable(self, sequence: GenerationRequest, window: SequenceWindow, num_tokens: int) -> int:
         """Front blocks that lie outside the sliding window at this length."""
         settings = self._settings
-        if not settings.is_swa:
+        if not settings.is_swa or sequence.holds_window:
             return 0
         num_held = num_tokens - window.num_front_blocks_removed * settings.tokens_per_block
         excess = num_held - settings.window_size - self.rewind_reserve
