@@ -146,10 +146,11 @@ class FreshBlocks:
 
     def discard_block(self, block: KVCacheBlock) -> None:
         """Take a block out; those before it move to the queue in front, so the order stays."""
-        index = self.ids.index(block._block_id)
-        for earlier in self.take(index - self._num_taken):
-            self._front.insert_block(earlier, to_front=False)
-            earlier._free_queue = self._front
+        if block is not self.blocks[self._num_taken]:
+            index = self.ids.index(block._block_id)
+            for earlier in self.take(index - self._num_taken):
+                self._front.insert_block(earlier, to_front=False)
+                earlier._free_queue = self._front
         self._num_taken += 1
 
 

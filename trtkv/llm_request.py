@@ -410,9 +410,8 @@ class LlmRequest:
         self.missed_blocks_per_request += missed
 
 
-def add_new_token_to_each(requests: Iterable[LlmRequest], tokens: Iterable[TokenId]) -> None:
+def add_new_token_to_each(requests: Sequence[LlmRequest], tokens: Sequence[TokenId]) -> None:
     """``add_new_token`` for a decode batch of one beam each, in order; those before a failing one keep their token."""
-    requests, tokens = list(requests), list(tokens)
     if len(requests) != len(tokens):
         raise InvalidInputError(f"{len(tokens)} tokens for {len(requests)} requests; give one for each")
     for request, token in zip(requests, tokens, strict=True):

@@ -29,6 +29,8 @@ class BenchSystem:
     def __init__(self, pool: Pool, variant: str) -> None:
         width = pool.tokens_per_block
         window = -(-pool.max_tokens // width) * width
+        self._batch: Sequence[LlmRequest] = ()
+        self._batch_ids: list[int] = []
         self._has_events = variant.startswith("events")
         if variant == "events-plain-hash":
             block_key.mix_tokens = block_key.mix_tokens_plainly
@@ -72,8 +74,10 @@ class BenchSystem:
             add_new_token(token)
 
     def decode_step(self, handles: Sequence[LlmRequest], tokens: list[int]) -> None:
-        """One batch call for the blocks and one for the tokens."""
-        self._manager.add_tokens([request.request_id for request in handles])
+        """One batch call for the blocks and one for the tokens; the ids of an unchanged batch are at hand."""
+        if handles is not self._batch:
+            self._batch, self._batch_ids = handles, [request.request_id for request in handles]
+        self._manager.add_tokens(self._batch_ids)
         add_new_token_to_each(handles, tokens)
 
     def free(self, handle: LlmRequest) -> None:
