@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -420,7 +421,10 @@ class BlockLoader:
             self._allocate_shared(claim, window, is_enable_block_reuse)
         if claim.num_shared_context_blocks < claim.num_context_blocks:
             self._allocate_per_beam(claim, window)
-        write_slots(window, claim.beam_width)
+        if is_plain and not self._settings.num_secondary_blocks:
+            window.slots[0] = array("i", window.block_ids[0])  # with one level slots never move: each block's is its id
+        else:
+            write_slots(window, claim.beam_width)
 
     def _num_full_primary_matches(self, claim: ClaimResult) -> int:
         """Leading matches that are whole and need no onboarding."""
