@@ -360,7 +360,7 @@ class BlockManager:
                     manager.drop_unfinished_block(sequence)
                     for done in islice(managers, index):
                         if not sequence.num_tokens % self.settings.tokens_per_block:
-                            done.release_last_block(sequence)
+                            done.drop_last_position(sequence)
                 raise
 
     def store_context_blocks(self, sequence: GenerationRequest, request: LlmRequest) -> None:

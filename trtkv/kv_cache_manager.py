@@ -610,52 +610,74 @@ class KVCacheManager:
             self._grow(self.get_sequence(request_id))  # another thread may have removed it in the meantime
 
     def add_tokens(self, request_ids: Iterable[RequestId]) -> None:
-        """``add_token`` for a decode batch, in order; those before a failing one keep their token."""
+        """``add_token`` for a decode batch, in order: for all, or, where one fails, for none."""
         tokens_per_block, phase = self._tokens_per_block, 1 % self._tokens_per_block
         if self._has_swa:  # a block may go at any length
             tokens_per_block, phase = 1, 0
         with self._lock:
+            sequences = self._get_sequences(request_ids)
+            num_done = 0
             try:
-                for sequence in map(self._sequences.__getitem__, request_ids):
+                for sequence in sequences:
                     num_tokens = sequence.num_tokens + 1
                     if num_tokens % tokens_per_block == phase:
                         self._grow(sequence)
                     else:
                         sequence.num_tokens = num_tokens
-            except KeyError as error:
-                self.get_sequence(error.args[0])  # which says that it is unknown
+                    num_done += 1
+            except Exception:
+                if not self._compatibility:
+                    for sequence in reversed(sequences[:num_done]):
+                        self._take_back_tokens(sequence, sequence.num_tokens - 1)
                 raise
 
     def add_token_rounds(self, request_ids: Iterable[RequestId], num_rounds: int) -> None:
         """``add_tokens(request_ids)`` so many times: decode steps between which nothing else happens.
 
-        Unless a window slides, this costs time for each block that comes and none for each token. Where blocks run
-        out, every sequence has the tokens of the steps before and those in front of the failing one have theirs of
-        this step. An unknown id or a negative number changes nothing.
+        Unless a window slides, this costs time for each block that comes and none for each token. The steps before a
+        failing one stay.
         """
         if num_rounds < 0:
             raise InvalidInputError(f"{num_rounds} rounds of decoding; give 0 or more, and rewind_kv_cache to go back")
         with self._lock:
-            request_ids = list(request_ids)
-            sequences = [self.get_sequence(request_id) for request_id in request_ids]
-            if self._has_swa or len(set(request_ids)) < len(sequences):
-                for _ in range(num_rounds):
-                    self.add_tokens(request_ids)
+            sequences = self._get_sequences(request_ids)
+            if not self._has_swa and not self._compatibility and len(set(sequences)) == len(sequences):
+                self._grow_in_rounds(sequences, num_rounds)
                 return
-            lengths = [sequence.num_tokens for sequence in sequences]
-            growths = [(-length % self._tokens_per_block, index) for index, length in enumerate(lengths)]
-            heapify(growths)  # the next step at which each sequence needs a block, first come first
+            request_ids = [sequence.request_id for sequence in sequences]
+            for _ in range(num_rounds):
+                self.add_tokens(request_ids)
+
+    def _grow_in_rounds(self, sequences: list[GenerationRequest], num_rounds: int) -> None:
+        lengths = [sequence.num_tokens for sequence in sequences]
+        growths = [(-length % self._tokens_per_block, index) for index, length in enumerate(lengths)]
+        heapify(growths)  # the next round at which each sequence needs a block, first come first
+        try:
             while growths and growths[0][0] < num_rounds:
                 done, index = growths[0]
                 sequences[index].num_tokens = lengths[index] + done
-                try:
-                    self._grow(sequences[index])
-                except Exception:
-                    _set_lengths(sequences[:index], lengths[:index], done + 1)
-                    _set_lengths(sequences[index + 1 :], lengths[index + 1 :], done)
-                    raise
+                self._grow(sequences[index])
                 heapreplace(growths, (done + self._tokens_per_block, index))
-            _set_lengths(sequences, lengths, num_rounds)
+            done = num_rounds
+        finally:
+            for sequence, length in zip(reversed(sequences), reversed(lengths), strict=True):
+                self._take_back_tokens(sequence, length + done)
+                sequence.num_tokens = length + done
+
+    def _get_sequences(self, request_ids: Iterable[RequestId]) -> list[GenerationRequest]:
+        request_ids = list(request_ids)
+        try:
+            return list(map(self._sequences.__getitem__, request_ids))
+        except KeyError as error:
+            raise UnknownIdError(f"request {error.args[0]} has no sequence; add it first") from None
+
+    def _take_back_tokens(self, sequence: GenerationRequest, length: int) -> None:
+        """Cut a sequence to a length it had, with the blocks that came since; what slid out or was evicted stays so."""
+        while sequence.num_tokens > length:
+            sequence.num_tokens -= 1
+            if not sequence.num_tokens % self._tokens_per_block:
+                for _, manager in self._windows:
+                    manager.drop_last_position(sequence)
 
     def _grow(self, sequence: GenerationRequest) -> None:
         """One more token where a window may take or let go of a block."""
@@ -1183,8 +1205,3 @@ def _write_row(target: Any, slots: Any, stride: int, kv_factor: int) -> None:
         values = slots * stride + (field if kv_factor == 2 else 0)
         values[missing] = NULL_ENTRY
         target[field, : len(slots)] = values
-
-
-def _set_lengths(sequences: Sequence[GenerationRequest], lengths: Sequence[int], num_new_tokens: int) -> None:
-    for sequence, length in zip(sequences, lengths, strict=True):
-        sequence.num_tokens = length + num_new_tokens

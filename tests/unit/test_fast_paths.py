@@ -40,8 +40,15 @@ def force_plain_paths(manager: KVCacheManager) -> None:
         manager._grow(manager.get_sequence(request_id))
 
     def add_tokens(request_ids: Iterable[int]) -> None:
-        for request_id in request_ids:
-            add_token(request_id)
+        done = []
+        try:
+            for request_id in request_ids:
+                add_token(request_id)
+                done.append(manager.get_sequence(request_id))
+        except TrtkvError:
+            for sequence in reversed(done):
+                manager._take_back_tokens(sequence, sequence.num_tokens - 1)
+            raise
 
     def add_token_rounds(request_ids: Sequence[int], num_rounds: int) -> None:
         for _ in range(num_rounds):

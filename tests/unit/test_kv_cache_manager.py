@@ -158,14 +158,26 @@ def test_sequence_ends_where_the_block_table_does(window: int) -> None:
         manager.add_tokens([1])
 
 
-def test_tokens_of_a_batch_before_a_failing_one_stay() -> None:
-    manager = make_kv_cache_manager(3)
+@pytest.mark.parametrize("windows", [{64: (3, 0)}, {8: (3, 0)}, {64: (3, 0), 8: (9, 0)}, {64: (9, 0), 8: (3, 0)}])
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_a_batch_that_does_not_fit_gets_no_token(windows: dict[int, tuple[int, int]], num_beams: int) -> None:
+    if num_beams == 2:
+        windows = {64: (4, 0)}
+    manager = make_kv_cache_manager(windows=windows)
     for request_id in (1, 2):
-        add(manager, make_request(request_id, [request_id] * 4))
-    with pytest.raises(OutOfBlocksError):
-        manager.add_tokens([1, 2])
-    assert [manager.get_token_count(i) for i in (1, 2)] == [5, 4]
-    check_invariants(manager)
+        request = make_request(request_id, [request_id] * 4, beam_width=num_beams if request_id == 1 else 1)
+        add(manager, request)
+    add(manager, make_request(3, [3])) if num_beams == 2 else None
+    before = [manager.get_cache_block_ids(i, min(windows)) for i in (1, 2)]
+    for call in (lambda: manager.add_tokens([1, 2]), lambda: manager.add_token_rounds([1, 2], 1)):
+        with pytest.raises(OutOfBlocksError):
+            call()
+        assert [manager.get_token_count(i) for i in (1, 2)] == [4, 4]
+        assert [manager.get_cache_block_ids(i, min(windows)) for i in (1, 2)] == before
+        check_invariants(manager)
+    with pytest.raises(UnknownIdError):
+        manager.add_tokens([1, 99])
+    assert manager.get_token_count(1) == 4
 
 
 @pytest.mark.parametrize("windows", [{64: (9, 0)}, {8: (9, 0)}, {64: (9, 0), 8: (9, 0)}])
@@ -208,8 +220,9 @@ def test_a_sequence_that_ends_while_a_batch_is_read_keeps_no_block() -> None:
         manager.remove_sequence(1)
         yield 2
 
-    manager.add_tokens(read())
-    assert manager.get_token_count(2) == 5
+    with pytest.raises(UnknownIdError, match="request 1 has no sequence"):
+        manager.add_tokens(read())
+    assert manager.get_token_count(2) == 4
     check_invariants(manager)
 
 

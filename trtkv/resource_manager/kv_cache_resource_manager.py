@@ -142,7 +142,7 @@ class KVCacheResourceManager(BaseResourceManager):
 
         New requests that do not fit after all (a copied block needs its source as well) move to
         ``deferred_requests`` and stay as they were. Raises OutOfBlocksError when that leaves an empty batch, or when a
-        generating request finds no block; requests before it have grown by then.
+        generating request finds no block; then none has grown.
         """
         self._impl.sync_transfer_manager_with_buffer_manager()
         # Contexts claim what is cached before anybody takes blocks. But a sliding window must move on first: the

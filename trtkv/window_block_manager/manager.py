@@ -328,6 +328,10 @@ class WindowBlockManager:
             write_slot_at(window, sequence.beam_width, last - 1)  # a placeholder may have been put there
         write_slot_at(window, sequence.beam_width, last)
 
+    def drop_last_position(self, sequence: GenerationRequest) -> None:
+        """Undo the allocation of the last position, for every beam."""
+        self.sequences.drop_last_position(sequence)
+
     def drop_unfinished_block(self, sequence: GenerationRequest) -> None:
         """Give back the blocks of a position that ``adjust_blocks_if_needed`` broke off at."""
         self.sequences.drop_unfinished_block(sequence)

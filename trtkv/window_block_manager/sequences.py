@@ -173,11 +173,25 @@ class SequenceBlocks:
     def drop_unfinished_block(self, sequence: GenerationRequest) -> None:
         """Give back blocks behind the last position that has a table entry."""
         window = sequence.get_window(self._settings.window_size)
-        while len(window.held) > len(window.slots[-1]) * sequence.beam_width:
+        self._drop_entries(window, sequence.beam_width, len(window.slots[-1]))
+
+    def drop_last_position(self, sequence: GenerationRequest) -> None:
+        """Undo the allocation of the last position, for every beam."""
+        window = sequence.get_window(self._settings.window_size)
+        if self._settings.is_recurrent_state:
+            self._release_last_placeholder(window)
+            return
+        self._drop_entries(window, sequence.beam_width, len(window.block_ids[-1]) - 1)
+        for ids, slots in zip(window.block_ids, window.slots, strict=True):
+            del slots[len(ids) :]
+
+    def _drop_entries(self, window: SequenceWindow, beam_width: int, num_positions: int) -> None:
+        while len(window.held) > num_positions * beam_width:
             block = window.held.pop()
-            window.block_ids[len(window.held) % sequence.beam_width].pop()
+            window.block_ids[len(window.held) % beam_width].pop()
             block.dec_ref_count()
             self._claimer.give_back((block,))
+        window.num_stored = 0
 
     def take_decode_block(self, sequence: GenerationRequest) -> KVCacheBlock:
         """A fresh block with the sequence's decode retention."""
