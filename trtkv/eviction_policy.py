@@ -29,9 +29,9 @@ _NS_PER_MS: Final = 1_000_000
 class FreeBlocksQueue:
     """Free blocks of one level and priority, first out first.
 
-    A ring of blocks that a block of its own closes: each knows its neighbours (``_prev_free``, ``_next_free``), so taking
-    one out of the middle is two assignments, and the queue needs no memory for them. Whoever moves a block sets its
-    ``_free_queue``.
+    A ring that a block of the queue's own closes: each block knows its neighbours (``_prev_free``, ``_next_free``), so
+    taking one out of the middle is two assignments, and the queue needs no memory for them. Whoever moves a block sets
+    its ``_free_queue``.
     """
 
     __slots__ = ("end", "level", "priority", "size")
