@@ -127,12 +127,17 @@ def test_one_failing_step_fails_the_run_and_the_others_still_run(tree: Tree, scr
     assert result.stderr.startswith("error: failed: ")
 
 
-@pytest.mark.parametrize(("failing", "code"), [("pip download", 0), ("pip wheel", 1), ("", 1)])
-def test_ci_goes_on_to_the_compiled_build_where_there_can_be_one(tree: Tree, failing: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("failing", "code", "num_builds", "num_tests"), [("pip download", 0, 0, 1), ("pip wheel", 1, 1, 1), ("", 0, 1, 2)]
+)
+def test_ci_goes_on_to_the_compiled_build_where_there_can_be_one(
+    tree: Tree, failing: str, code: int, num_builds: int, num_tests: int
+) -> None:
     result = tree.run(".ci/run", FAKE_FAILS=failing)
-    assert result.returncode == code  # without a fault named, the fake interpreter builds no wheel that could be copied
-    assert len(tree.calls("-m pip wheel")) == code
-    assert ("left out: " in result.stdout) == (not code)
+    assert result.returncode == code
+    assert len(tree.calls("-m pip wheel")) == num_builds
+    assert len(tree.calls("-m pytest")) == num_tests
+    assert ("left out: " in result.stdout) == (not num_builds)
 
 
 def test_second_run_installs_nothing(tree: Tree) -> None:
