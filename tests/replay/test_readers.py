@@ -559,5 +559,7 @@ def test_every_format_has_a_summary_and_a_name_of_its_own() -> None:
 def test_a_tokenizer_for_a_trace_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [1]}\n')
-    with pytest.raises(InvalidInputError, match=r"trace\.jsonl \(mooncake\) is no text, so --tokenizer"):
+    with pytest.raises(InvalidInputError, match=r"trace\.jsonl \(mooncake\) is no text and --tokenizer .* of no use"):
         read_requests(path, ReadOptions(block_size=512, tokenizer=tmp_path))
+    with pytest.raises(InvalidInputError, match="--chat-template chatml"):
+        read_requests(path, ReadOptions(block_size=512, chat_template="chatml"))

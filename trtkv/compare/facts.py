@@ -113,6 +113,8 @@ def facts_of(data: Any, label: str) -> Facts:
             return _of_trace_info(data, label)
         if "prepopulated_tokens" in data:
             return _of_replay(data, label)
+    if isinstance(data, dict) and "first_admissions" in data:
+        raise InvalidInputError("a result of trtkv replay --scheduler, which cannot be compared; leave --scheduler out")
     raise InvalidInputError(
         "neither a result of trtkv (replay, bounds, trace info), nor a recorded run, nor TensorRT-LLM kvCacheStats"
     )

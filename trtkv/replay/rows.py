@@ -91,7 +91,7 @@ class JsonRows:
 def parse_row(line: bytes) -> Row:
     """A line as a JSON object; RowFaultError when it is none."""
     try:
-        return _as_object(_DECODER.decode(line.decode(json.detect_encoding(line), "surrogatepass")))
+        return _as_object(_DECODER.decode(line.decode(json.detect_encoding(line), "surrogatepass").rstrip("\r\n")))
     except RowFaultError:
         raise
     except json.JSONDecodeError as error:

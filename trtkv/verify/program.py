@@ -89,7 +89,12 @@ def _refuse_constant(name: str) -> None:
 
 def _check_format(path: Path, line: int, header: dict[str, Any]) -> None:
     if header.get("format") != FORMAT:
-        raise _refuse(path, line, f"format is {header.get('format')!r}; a program starts with format {FORMAT!r}")
+        raise _refuse(
+            path,
+            line,
+            f"format is {header.get('format')!r}; a recorded program starts with format {FORMAT!r} "
+            "(trtkv replay --scheduler ... --record FILE makes one)",
+        )
     if header.get("version") != VERSION:
         raise _refuse(path, line, f"version is {header.get('version')!r}; only version {VERSION} can be read")
     try:

@@ -153,10 +153,12 @@ def _load(rows: Rows, shown: str, options: ReadOptions, format_name: str | None,
     reader = READERS[name]
     if not reader.has_tokens and not lengths_only:
         refuse_hit_rates(f"{shown} ({name})")
-    if options.tokenizer is not None and not reader.has_text:
-        raise InvalidInputError(
-            f"{shown} ({name}) is no text, so --tokenizer {options.tokenizer} does nothing; leave it out"
-        )
+    if not reader.has_text:
+        for name_of_option, value in (("--tokenizer", options.tokenizer), ("--chat-template", options.chat_template)):
+            if value is not None:
+                raise InvalidInputError(
+                    f"{shown} ({name}) is no text and {name_of_option} {value} of no use; leave it out"
+                )
     requests = reader.read(rows, options)
     if not requests:
         raise TraceFormatError(f"{shown}: no request can be replayed ({len(rows.faults)} rows skipped as faulty)")
