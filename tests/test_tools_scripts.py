@@ -49,6 +49,9 @@ def tree(tmp_path: Path, repository_root: Path) -> Tree:
     shutil.copytree(repository_root / "tools", root / "tools")
     shutil.copytree(repository_root / ".ci", root / ".ci")
     shutil.copy(repository_root / "pyproject.toml", root)
+    (root / "trtkv").mkdir()
+    for name in ("README.md", "LICENSE", "NOTICE"):
+        (root / name).touch()
     fake = tmp_path / "fake-python"
     fake.write_text(FAKE_PYTHON)
     fake.chmod(0o755)
@@ -122,6 +125,19 @@ def test_one_failing_step_fails_the_run_and_the_others_still_run(tree: Tree, scr
     assert result.returncode == 1
     assert len(tree.calls("-m ruff", "-m mypy", "tools", "-m tools", "-m pytest")) == 6
     assert result.stderr.startswith("error: failed: ")
+
+
+@pytest.mark.parametrize(
+    ("failing", "code", "num_builds", "num_tests"), [("pip download", 0, 0, 1), ("pip wheel", 1, 1, 1), ("", 0, 1, 2)]
+)
+def test_ci_goes_on_to_the_compiled_build_where_there_can_be_one(
+    tree: Tree, failing: str, code: int, num_builds: int, num_tests: int
+) -> None:
+    result = tree.run(".ci/run", FAKE_FAILS=failing)
+    assert result.returncode == code
+    assert len(tree.calls("-m pip wheel")) == num_builds
+    assert len(tree.calls("-m pytest")) == num_tests
+    assert ("left out: " in result.stdout) == (not num_builds)
 
 
 def test_second_run_installs_nothing(tree: Tree) -> None:

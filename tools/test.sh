@@ -5,12 +5,7 @@
 set -uo pipefail
 
 source "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
-torch=${TRTKV_TORCH:-torch==2.13.0}
-# torch first and by itself: asked for together with other packages, a resolver may choose a build of several gigabytes.
-# shellcheck disable=SC2016  # $python is expanded when the step runs
-prepare_python test \
-    "\"\$python\" -m pip install --quiet $torch" \
-    '"$python" -m pip install --quiet --editable ".[test]"'
+prepare_test_python
 
 cd "$root" || exit 2
 failed=()

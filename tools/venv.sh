@@ -1,4 +1,4 @@
-# Sourced by tools/demo.sh and tools/test.sh: `prepare_python NAME [COMMAND...]` leaves the interpreter in $python.
+# Sourced by tools/demo.sh, tools/test.sh and tools/test_compiled.sh: `prepare_python NAME [COMMAND...]` leaves the interpreter in $python.
 #
 # The interpreter lives in .venv at the repository root. COMMANDs install what NAME needs ("$python" is set for them);
 # they run again only after pyproject.toml, the commands or the version of the base interpreter have changed.
@@ -44,4 +44,13 @@ prepare_python() {
         (cd "$root" && eval "$step") || fail "could not prepare .venv; this step failed: $step"
     done
     printf '%s\n' "$key" >"$stamp"
+}
+
+prepare_test_python() {
+    local torch=${TRTKV_TORCH:-torch==2.13.0}
+    # torch first and by itself: asked for together with other packages, a resolver may choose a build of several gigabytes.
+    # shellcheck disable=SC2016  # $python is expanded when the step runs
+    prepare_python test \
+        "\"\$python\" -m pip install --quiet $torch" \
+        '"$python" -m pip install --quiet --editable ".[test]"'
 }

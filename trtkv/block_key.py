@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
-from typing import Final, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 from trtkv.common import MAX_INT32
 from trtkv.errors import InvalidInputError, check
@@ -305,8 +305,8 @@ def _mix_rows(rows: Sequence[bytes], seed: int) -> list[int]:
     return [int(value) for value in seeds]
 
 
-HashLink: TypeAlias = "tuple[PackedKey, HashLink | int]"
-"""A chain hash not computed yet: a key and the hash (or link) of its predecessor at that moment.
+HashLink: TypeAlias = "tuple[PackedKey, object]"
+"""A chain hash not computed yet: a key and the hash of its predecessor at that moment, an int or a HashLink in turn.
 
 A link never changes what it stands for, so a stale hash keeps the value it had. Tuples are used because one
 is made for every block, and the garbage collector stops tracking them.
@@ -316,12 +316,14 @@ is made for every block, and the garbage collector stops tracking them.
 def resolve_hash(link: HashLink | int) -> int:
     """The hash that a link stands for; walks back to the nearest number, without recursion."""
     keys: list[PackedKey] = []
-    while isinstance(link, tuple):
-        keys.append(link[0])
-        link = link[1]
+    rest: Any = link
+    while isinstance(rest, tuple):
+        keys.append(rest[0])
+        rest = rest[1]
+    value: int = rest
     for key in reversed(keys):
-        link = hash_block_key(key, link)
-    return link
+        value = hash_block_key(key, value)
+    return value
 
 
 # -- building keys ------------------------------------------------------------------------------------

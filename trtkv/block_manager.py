@@ -544,6 +544,11 @@ def _check_settings(settings: CacheSettings) -> None:
     for window_size in settings.max_attention_window_vec:
         if window_size < 1 and window_size != RECURRENT_STATES:
             raise ConfigurationError(f"attention window is {window_size} tokens; give at least 1")
+    for window_size, counts in settings.blocks_per_window.items():
+        if not isinstance(counts, Sequence) or len(counts) != 2:
+            raise ConfigurationError(
+                f"blocks_per_window has {counts!r} for window {window_size}; give (primary, secondary) blocks"
+            )
     if linear is not None:
         if settings.enable_partial_reuse:
             raise ConfigurationError("recurrent states cannot be reused in part; set enable_partial_reuse=False")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from sortedcontainers import SortedDict
 
@@ -17,7 +17,7 @@ from trtkv.common import (
     Priority,
 )
 from trtkv.errors import LogicError, OutOfBlocksError, check
-from trtkv.kv_cache_block import KVCacheBlock
+from trtkv.kv_cache_block import KVCacheBlock, create_root_block
 from trtkv.kv_cache_index import SECONDARY_POOL_FLAG
 from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY, MAX_RETENTION_PRIORITY
 
@@ -29,44 +29,44 @@ _NS_PER_MS: Final = 1_000_000
 class FreeBlocksQueue:
     """Free blocks of one level and priority, first out first.
 
-    A ring of blocks that the queue itself closes: each knows its neighbours (``_prev_free``, ``_next_free``), so taking
-    a block out of the middle is two assignments, and the queue needs no memory of its own. Whoever moves a block sets
+    A ring that a block of the queue's own closes: each block knows its neighbours (``_prev_free``, ``_next_free``), so
+    taking one out of the middle is two assignments, and the queue needs no memory for them. Whoever moves a block sets
     its ``_free_queue``.
     """
 
-    __slots__ = ("_next_free", "_prev_free", "level", "priority", "size")
+    __slots__ = ("end", "level", "priority", "size")
 
     def __init__(self, level: int, priority: Priority) -> None:
-        self._next_free: Any = self
-        self._prev_free: Any = self
+        self.end = create_root_block(0)
+        self.end._prev_free = self.end._next_free = self.end
         self.level = level
         self.priority = priority
         self.size = 0
 
     def __iter__(self) -> Iterator[KVCacheBlock]:
-        node = self._next_free
+        block = self.end._next_free
         for _ in range(self.size):
-            if isinstance(node, FreeBlocksQueue):
+            if block._block_id == CACHED_BLOCKS_ROOT_ID:
                 return  # not intact
-            yield node
-            node = node._next_free
+            yield block
+            block = block._next_free
 
     def is_intact(self) -> bool:
         """Whether the ring closes after as many blocks as are counted, and leads back the same way."""
-        node: Any = self
+        block = self.end
         for _ in range(self.size + 1):
-            if node._next_free._prev_free is not node:
+            if block._next_free._prev_free is not block:
                 return False
-            node = node._next_free
-        return node is self
+            block = block._next_free
+        return block is self.end
 
     def first(self) -> KVCacheBlock | None:
         """The block to be taken next, if there is one."""
-        return self._next_free if self.size else None
+        return self.end._next_free if self.size else None
 
     def insert_block(self, block: KVCacheBlock, to_front: bool) -> None:
         """Put a block at the back or at the front."""
-        before = self if to_front else self._prev_free
+        before = self.end if to_front else self.end._prev_free
         after = before._next_free
         block._prev_free, block._next_free = before, after
         before._next_free = after._prev_free = block
@@ -82,13 +82,13 @@ class FreeBlocksQueue:
     def take(self, count: int) -> list[KVCacheBlock]:
         """Take the first ``count`` blocks, or all if there are fewer; their durations end."""
         taken: list[KVCacheBlock] = []
-        node = self._next_free
+        block = self.end._next_free
         for _ in range(min(count, self.size)):
-            taken.append(node)
-            node._free_queue = node._duration_ms = None
-            node = node._next_free
-        self._next_free = node
-        node._prev_free = self
+            taken.append(block)
+            block._free_queue = block._duration_ms = None
+            block = block._next_free
+        self.end._next_free = block
+        block._prev_free = self.end
         self.size -= len(taken)
         return taken
 
@@ -316,7 +316,7 @@ class LRUEvictionPolicy:
         A hot loop, for removal: a cached primary block of default priority goes straight to its queue.
         """
         default = self._default_queues[PRIMARY_LEVEL]
-        last: Any = default._prev_free
+        last = default.end._prev_free
         num_released = 0
         try:
             for block in blocks:
@@ -338,8 +338,8 @@ class LRUEvictionPolicy:
                 else:
                     self.release_block(block, block._lookup_node is None)
         finally:
-            last._next_free = default
-            default._prev_free = last
+            last._next_free = default.end
+            default.end._prev_free = last
             default.size += num_released
             self._num_free[PRIMARY_LEVEL] += num_released
 

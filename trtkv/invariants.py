@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from trtkv.block_key import BlockKey, PackedKey, build_block_keys_of, build_encoder_keys, hash_block_key, num_key_tokens
 from trtkv.common import (
@@ -501,7 +501,7 @@ class _Window:
             yield f"18: {now.alloc_new} new blocks among {now.alloc_total} allocated"
         if now.reused != now.full_reused + now.partial_reused:
             yield f"18: {now.reused} blocks reused, {now.full_reused} in full and {now.partial_reused} in part"
-        for name in now.__slots__:
+        for name in (entry.name for entry in fields(now)):
             if getattr(now, name) < getattr(reported, name):
                 yield f"18: counter {name} fell from {getattr(reported, name)} to {getattr(now, name)}"
 

@@ -45,8 +45,8 @@ class KVCacheBlock(LookupNode):
         "_ref_count",
     )
 
-    _prev_free: Any  # neighbours in the free queue, set by it
-    _next_free: Any
+    _prev_free: KVCacheBlock  # neighbours in the free queue, set by it
+    _next_free: KVCacheBlock
 
     is_placeholder: bool = False
     """Whether the block has no memory behind it."""

@@ -20,10 +20,25 @@ class LookupNode(Node[PackedKey, "KVCacheBlock"]):
 
     __slots__ = ()
 
-    match_index = staticmethod(block_key.first_token_of)
-    token_at = staticmethod(block_key.token_at)
-    num_matching_tokens = staticmethod(block_key.num_matching_tokens)
-    supports_partial_matching = staticmethod(block_key.supports_partial_matching)
+    @staticmethod
+    def match_index(key: PackedKey) -> object:
+        """The first token and all constraints."""
+        return block_key.first_token_of(key)
+
+    @staticmethod
+    def token_at(key: PackedKey, position: int) -> object:
+        """The token at a position of a plain key."""
+        return block_key.token_at(key, position)
+
+    @staticmethod
+    def num_matching_tokens(key: PackedKey, other: PackedKey) -> int:
+        """Leading tokens that two keys share."""
+        return block_key.num_matching_tokens(key, other)
+
+    @staticmethod
+    def supports_partial_matching(key: PackedKey) -> bool:
+        """Whether the key is without multimodal content."""
+        return block_key.supports_partial_matching(key)
 
 
 LookupNodePtr: TypeAlias = "Node[PackedKey, KVCacheBlock]"

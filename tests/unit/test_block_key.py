@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -169,7 +170,7 @@ def test_unpacking_gives_back_what_was_packed(key: BlockKey) -> None:
 @given(first=block_keys(), second=block_keys())
 def test_packed_keys_are_equal_exactly_when_keys_are(first: BlockKey, second: BlockKey) -> None:
     assert (first.packed == second.packed) == (first == second)
-    assert first.packed == BlockKey(*(getattr(first, name) for name in first.__slots__)).packed
+    assert first.packed == BlockKey(*(getattr(first, entry.name) for entry in fields(first))).packed
 
 
 @pytest.mark.parametrize(

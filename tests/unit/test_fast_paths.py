@@ -171,6 +171,7 @@ class Traffic:
             self.manager.remove_sequence(request.request_id, request if self.rng.random() < 0.9 else None)
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("hash_map_order", [False, True])
 @pytest.mark.parametrize("seed", range(30))
 def test_hot_loops_leave_the_state_of_the_plain_code(seed: int, hash_map_order: bool) -> None:
@@ -185,6 +186,7 @@ def test_hot_loops_leave_the_state_of_the_plain_code(seed: int, hash_map_order: 
     assert fast.manager.num_reused_blocks > 0
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("seed", range(40))
 def test_any_program_with_plain_paths(seed: int) -> None:
     fast, plain = RandomProgram(seed, None), RandomProgram(seed, None)

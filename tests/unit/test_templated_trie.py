@@ -10,6 +10,8 @@ import pytest
 from trtkv.errors import LogicError
 from trtkv.templated_trie import ChildMap, Node, Trie
 
+pytestmark = pytest.mark.pure
+
 
 class TextNode(Node[str, object]):
     """Keys are words; they match in part by their first letters, unless they begin with a capital."""

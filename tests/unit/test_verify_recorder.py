@@ -119,6 +119,7 @@ def rows_of(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
+@pytest.mark.pure
 def test_every_method_that_changes_a_manager_is_recorded() -> None:
     recorded = methods_of(RecordedManager)
     methods = methods_of(KVCacheManager)

@@ -104,7 +104,8 @@ HASHES = [924206229973855, 10943091081164763866, 12870572764081388781]
 def test_row_31_hashes_are_the_same_in_every_process(repository_root: Path) -> None:
     """Hashes depend on the process's seed, and two workers, or a router, do not understand each other."""
     for seed in ("0", "12345", "random"):
-        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(repository_root)}
+        path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(repository_root)])
+        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": path}
         result = subprocess.run(
             [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env=environment
         )

@@ -155,6 +155,7 @@ def test_53_a_prompt_that_leaves_in_its_last_block_keeps_its_hit():
 # -- 54: slots leak, or a page too many slides out -------------------------------------------------------------------
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("window", [8, 7, 5])
 def test_54_each_block_that_slides_out_is_released_once(window, monkeypatch):
     memory = FakeMemory()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(slots=True)
@@ -39,5 +39,5 @@ class BlockCounters:
 
     def restore(self, snapshot: BlockCounters) -> None:
         """Set every count to that of a snapshot."""
-        for name in self.__slots__:
-            setattr(self, name, getattr(snapshot, name))
+        for field in fields(self):
+            setattr(self, field.name, getattr(snapshot, field.name))

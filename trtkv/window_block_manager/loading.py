@@ -463,7 +463,8 @@ class BlockLoader:
             block._prev_block_in_seq = prev
             block._block_key = key
             block._is_full = True
-            block._hash = link = (key, link)
+            link = (key, link)
+            block._hash = link
             prev = block
         if prev is not None and count:
             self._set_key(prev, keys[-1])

@@ -152,6 +152,7 @@ def place(loader: Any, block: Any, record: Any) -> None:
     loader._place_claimed(claim, 0, block, record)
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("options", [{}, {"copy_on_partial_reuse": False}, {"enable_partial_reuse": False}])
 def test_shortcuts_give_what_the_plain_paths_give(seed: int, options: dict[str, bool]) -> None:
