@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -544,7 +544,8 @@ def _check_settings(settings: CacheSettings) -> None:
     for window_size in settings.max_attention_window_vec:
         if window_size < 1 and window_size != RECURRENT_STATES:
             raise ConfigurationError(f"attention window is {window_size} tokens; give at least 1")
-    for window_size, counts in settings.blocks_per_window.items():
+    entries: Mapping[WindowSize, object] = settings.blocks_per_window
+    for window_size, counts in entries.items():
         if not isinstance(counts, Sequence) or len(counts) != 2:
             raise ConfigurationError(
                 f"blocks_per_window has {counts!r} for window {window_size}; give (primary, secondary) blocks"
