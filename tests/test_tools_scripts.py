@@ -128,7 +128,7 @@ def test_one_failing_step_fails_the_run_and_the_others_still_run(tree: Tree, scr
 
 
 @pytest.mark.parametrize(
-    ("failing", "code", "num_builds", "num_tests"), [("pip download", 0, 0, 1), ("pip wheel", 1, 1, 1), ("", 0, 1, 2)]
+    ("failing", "code", "num_builds", "num_tests"), [("hatch-mypyc", 0, 0, 1), ("pip wheel", 1, 1, 1), ("", 0, 1, 2)]
 )
 def test_ci_goes_on_to_the_compiled_build_where_there_can_be_one(
     tree: Tree, failing: str, code: int, num_builds: int, num_tests: int

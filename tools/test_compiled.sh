@@ -8,8 +8,12 @@ prepare_test_python
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-if ! command -v cc >/dev/null || ! "$python" -m pip download --quiet --no-deps --dest "$work/plugin" "hatch-mypyc>=0.16"; then
-    echo "left out: no C compiler (cc), or no hatch-mypyc to be had"
+has_headers() {
+    "$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'
+}
+if ! command -v cc >/dev/null || ! has_headers \
+    || ! "$python" -m pip install --quiet --target "$work/plugin" "hatchling>=1.27" "hatch-mypyc>=0.16"; then
+    echo "left out: no C compiler (cc), no Python.h, or no hatch-mypyc to be had"
     exit 3
 fi
 echo "== compiled wheel"
