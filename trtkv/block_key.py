@@ -441,10 +441,10 @@ def _slice_keys(
 
 def fold_each(keys: Sequence[PackedKey], tokens_per_block: int) -> list[PackedKey]:
     """Keys with the full plain ones folded as ``fold_tokens`` does."""
-    return [
-        fold_tokens(key, tokens_per_block)[0] if isinstance(key, bytes) and len(key) == 4 * tokens_per_block else key
-        for key in keys
-    ]
+    is_full = [isinstance(key, bytes) and len(key) == 4 * tokens_per_block for key in keys]
+    data = b"".join(token_bytes(key) for key, full in zip(keys, is_full, strict=True) if full)
+    folded = iter(fold_tokens(data, tokens_per_block))
+    return [next(folded) if full else key for key, full in zip(keys, is_full, strict=True)]
 
 
 def fold_tokens(data: bytes, tokens_per_block: int) -> list[PackedKey]:
