@@ -14,6 +14,8 @@ from trtkv.kv_cache_manager import KVCacheManager
 from trtkv.llm_request import LlmRequest, MultimodalInput
 
 LENGTH = 18
+_PLACEHOLDER = 9
+"""The token id that stands for a part of an image."""
 
 
 class Identity(NamedTuple):
@@ -37,7 +39,11 @@ class Identity(NamedTuple):
             "multimodal_input": mm,
         }
 
-    def at(self, position: int) -> object:
+    def fill_in(self, tokens: list[int]) -> list[int]:
+        """Tokens with the placeholder of images where this request has any: that is how keys know where they are."""
+        return [_PLACEHOLDER if self.at(position)[3] else token for position, token in enumerate(tokens)]
+
+    def at(self, position: int) -> tuple[object, object, object, object]:
         """What the token at a position carries beside its id."""
         images = {(content, position - start) for content, start, n in self.images if start <= position < start + n}
         extra = None if self.extra_ids is None else self.extra_ids[position]
@@ -84,8 +90,7 @@ def make_manager(kind: str) -> KVCacheManager:
 def test_nothing_is_shared_behind_the_first_difference(
     kind: str, first: Identity, second: Identity, tokens: tuple[list[int], list[int]], same_tokens: bool
 ) -> None:
-    if same_tokens:
-        tokens = (tokens[0], tokens[0])
+    tokens = (first.fill_in(tokens[0]), second.fill_in(tokens[0] if same_tokens else tokens[1]))
     manager = make_manager(kind)
     one = finish_prompt(add(manager, LlmRequest(1, tokens[0], **first.options())))
     manager.store_blocks_for_reuse(1, one)
@@ -115,11 +120,12 @@ def test_probe_and_summary_see_no_more_than_admission(
 ) -> None:
     assume(identity != other)
     manager = make_manager(kind)
-    one = finish_prompt(add(manager, LlmRequest(1, tokens, **identity.options())))
+    filled = (identity.fill_in(tokens), other.fill_in(tokens))
+    one = finish_prompt(add(manager, LlmRequest(1, filled[0], **identity.options())))
     manager.store_context_blocks(one)
-    two = LlmRequest(2, tokens, **other.options())
+    two = LlmRequest(2, filled[1], **other.options())
     expected = manager.probe_prefix_match_length(two)
     if not manager.is_variable_window:
         summary = manager.analyze_prefix_reuse(two)
-        assert summary.reusable_blocks_all * TOKENS_PER_BLOCK <= num_common(identity, other, (tokens, tokens))
+        assert summary.reusable_blocks_all * TOKENS_PER_BLOCK <= num_common(identity, other, filled)
     assert add(manager, two).prepopulated_prompt_len == expected
