@@ -188,10 +188,10 @@ class KVCacheManager:
         self._windows: list[tuple[WindowSize, WindowBlockManager]] = list(
             self._block_manager.window_block_managers.items()
         )
-        # Lengths, modulo the block, at which blocks may come or go: any with a sliding window, as a long prompt
+        # Lengths, modulo a period, at which blocks may come or go: any with a sliding window, as a long prompt
         # leaves it only once tokens are added.
         self._has_swa = any(manager.is_swa for _, manager in self._windows)
-        self._growth_phases = frozenset(range(tokens_per_block) if self._has_swa else (1 % tokens_per_block,))
+        self._growth_period, self._growth_phase = (1, 0) if self._has_swa else (tokens_per_block, 1 % tokens_per_block)
         self._has_recurrent = any(manager.is_recurrent_state for _, manager in self._windows)
         self._max_num_tokens = self.max_blocks_per_seq * tokens_per_block  # that block tables have columns for
         self._lock = threading.RLock()
@@ -603,7 +603,7 @@ class KVCacheManager:
         if sequence is None:
             sequence = self.get_sequence(request_id)
         num_tokens = sequence.num_tokens + 1
-        if num_tokens % self._tokens_per_block not in self._growth_phases:
+        if num_tokens % self._growth_period != self._growth_phase:
             sequence.num_tokens = num_tokens
             return
         with self._lock:
@@ -611,16 +611,14 @@ class KVCacheManager:
 
     def add_tokens(self, request_ids: Iterable[RequestId]) -> None:
         """``add_token`` for a decode batch, in order: for all, or, where one fails, for none."""
-        tokens_per_block, phase = self._tokens_per_block, 1 % self._tokens_per_block
-        if self._has_swa:  # a block may go at any length
-            tokens_per_block, phase = 1, 0
+        period, phase = self._growth_period, self._growth_phase
         with self._lock:
             sequences = self._get_sequences(request_ids)
             num_done = 0
             try:
                 for sequence in sequences:
                     num_tokens = sequence.num_tokens + 1
-                    if num_tokens % tokens_per_block == phase:
+                    if num_tokens % period == phase:
                         self._grow(sequence)
                     else:
                         sequence.num_tokens = num_tokens
@@ -668,8 +666,8 @@ class KVCacheManager:
         request_ids = list(request_ids)
         try:
             return list(map(self._sequences.__getitem__, request_ids))
-        except KeyError as error:
-            raise UnknownIdError(f"request {error.args[0]} has no sequence; add it first") from None
+        except KeyError:
+            return [self.get_sequence(request_id) for request_id in request_ids]  # which names the unknown one
 
     def _take_back_tokens(self, sequence: GenerationRequest, length: int) -> None:
         """Cut a sequence to a length it had, with the blocks that came since; what slid out or was evicted stays so."""

@@ -7,7 +7,7 @@ Most nodes have one child, so children are kept as None, as the child itself, or
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from trtkv.errors import check
 from trtkv.partial_match_index import EqualMatches, KeyFunctions, PartialMatchIndex
@@ -34,8 +34,6 @@ class Node(Generic[K, V]):
     """
 
     __slots__ = ("children", "key", "other_values", "parent", "value")
-
-    needs_order: ClassVar[bool] = False
 
     def __init__(self, key: K, parent: Node[K, V] | None, value: V | None = None) -> None:
         self.key = key
