@@ -85,7 +85,7 @@ class FreeBlocksQueue:
         block = self.end._next_free
         for _ in range(min(count, self.size)):
             taken.append(block)
-            block._free_queue = block._duration_ms = None
+            block._free_queue = block._timing = None
             block = block._next_free
         self.end._next_free = block
         block._prev_free = self.end
@@ -306,7 +306,7 @@ class LRUEvictionPolicy:
                 queue.discard_block(block)
                 self._num_free[queue.level] -= 1
                 block._free_queue = None
-            block._duration_ms = None
+            block._timing = None
         default.size -= num_claimed
         self._num_free[PRIMARY_LEVEL] -= num_claimed
 
@@ -356,7 +356,7 @@ class LRUEvictionPolicy:
             block._priority = priority
         if self._expiry_keys:
             self._forget_expiry(block)
-        block._duration_ms = duration_ms
+        block._timing = None if duration_ms is None else (duration_ms, None)
 
     def _forget_expiry(self, block: KVCacheBlock) -> None:
         key = self._expiry_keys.pop(block, None)
@@ -375,9 +375,10 @@ class LRUEvictionPolicy:
         level = get_cache_level(block)
         self._enqueue(block, level, to_front)
         self._num_free[level] += 1
-        if block._duration_ms is not None and block._priority != DEFAULT_RETENTION_PRIORITY:
-            expiry = self._clock() + block._duration_ms * _NS_PER_MS
-            block._expiration_time = expiry
+        duration_ms = block.duration_ms
+        if duration_ms is not None and block._priority != DEFAULT_RETENTION_PRIORITY:
+            expiry = self._clock() + duration_ms * _NS_PER_MS
+            block._timing = (duration_ms, expiry)
             self._num_releases += 1
             self._expiry_keys[block] = key = (expiry, self._num_releases)
             self._expiring[key] = block

@@ -152,7 +152,7 @@ class _Tree:
             return
         expected: dict[object, list[int]] = {}
         for key, child in children.items():
-            expected.setdefault(node.match_index(key), []).append(id(child))
+            expected.setdefault(node.key_functions.family(key), []).append(id(child))
         indexed = {family: [id(child) for child in part] for family, part in children.index.children().items()}
         if expected != indexed:
             yield f"9: the index for partial matches of {self.name(node)} differs from its children"

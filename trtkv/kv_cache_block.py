@@ -8,14 +8,16 @@ from trtkv.block_key import EMPTY_KEY, HashLink, PackedKey, resolve_hash, token_
 from trtkv.common import CACHED_BLOCKS_ROOT_ID, PLACEHOLDER_BLOCK_ID, BlockId, Priority
 from trtkv.errors import check
 from trtkv.kv_cache_index import NULL_INDEX, SECONDARY_POOL_FLAG, KVCacheIndex
-from trtkv.radix_block_tree import HashMapOrderedNode, LookupNode
+from trtkv.partial_match_index import KeyFunctions
+from trtkv.radix_block_tree import BLOCK_KEY_FUNCTIONS, HashMapOrderedNode, LookupNode
 from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY
+from trtkv.templated_trie import Node
 
 if TYPE_CHECKING:
     from trtkv.radix_block_tree import LookupNodePtr
 
 
-class KVCacheBlock(LookupNode):
+class KVCacheBlock(Node[PackedKey, "KVCacheBlock"]):
     """One block of one window. C++: KVCacheBlock.
 
     The block id is its identity; offload and onboard swap the slots of two blocks. ``prev_block_in_seq``
@@ -23,16 +25,13 @@ class KVCacheBlock(LookupNode):
     Fields are changed by the parts of a window block manager only; hot loops there access them directly.
 
     A block may serve as its own node of the tree (``lookup_node`` is the block itself), which spares an object
-    per cached block. It does so only with at most one child, and gives way to a plain node when a second child
-    comes or when it is evicted while a child stays.
+    per cached block; then its key is that of the node. It does so only with at most one child, and gives way to a
+    plain node when a second child comes or when it is evicted while a child stays. There is one object of this
+    class per block of a pool, so fields that few blocks need share one, or are those of a subclass.
     """
 
     __slots__ = (
         "_block_id",
-        "_block_key",
-        "_channel",
-        "_duration_ms",
-        "_expiration_time",
         "_free_queue",
         "_hash",
         "_is_full",
@@ -43,6 +42,7 @@ class KVCacheBlock(LookupNode):
         "_prev_free",
         "_priority",
         "_ref_count",
+        "_timing",
     )
 
     _prev_free: KVCacheBlock  # neighbours in the free queue, set by it
@@ -51,25 +51,23 @@ class KVCacheBlock(LookupNode):
     is_placeholder: bool = False
     """Whether the block has no memory behind it."""
 
+    key_functions: ClassVar[KeyFunctions] = BLOCK_KEY_FUNCTIONS
+
     node_class: ClassVar[type[LookupNode]] = LookupNode
     """The plain nodes of the tree that the block may be part of."""
 
-    def __init__(
-        self, block_id: BlockId, memory_pool_block_index: KVCacheIndex, channel: int = 0, free_queue: Any = None
-    ) -> None:
+    def __init__(self, block_id: BlockId, memory_pool_block_index: KVCacheIndex, free_queue: Any = None) -> None:
+        super().__init__(EMPTY_KEY, None)
         self._block_id = block_id
         self._memory_pool_block_index = memory_pool_block_index
-        self._channel = channel
         self._ref_count = 0
-        self._block_key: PackedKey = EMPTY_KEY
         self._is_full = False
         self._hash: HashLink | int = 0
         self._lookup_node: LookupNodePtr | None = None
         self._prev_block_in_seq: KVCacheBlock | None = None
         self._free_queue = free_queue  # owned by the eviction policy
         self._priority: Priority = DEFAULT_RETENTION_PRIORITY
-        self._duration_ms: int | None = None
-        self._expiration_time: int | None = None
+        self._timing: tuple[int | None, int | None] | None = None  # duration in ms, expiry in ns
 
     def __repr__(self) -> str:
         return f"KVCacheBlock(id={self._block_id}, refs={self._ref_count}, attached={self._lookup_node is not None})"
@@ -80,6 +78,11 @@ class KVCacheBlock(LookupNode):
     def block_id(self) -> BlockId:
         """Identity inside the window."""
         return self._block_id
+
+    @property
+    def channel(self) -> int:
+        """Place of the block's window among the windows of the tree; 0 is the widest."""
+        return 0
 
     @property
     def memory_pool_block_index(self) -> KVCacheIndex:
@@ -128,12 +131,12 @@ class KVCacheBlock(LookupNode):
     @property
     def block_key(self) -> PackedKey:
         """Packed key of the tokens; stays when the block is evicted, until it is given another."""
-        return self._block_key
+        return self.key
 
     @property
     def has_tokens(self) -> bool:
         """Whether a key with tokens was ever set: evidence that the block may hold state."""
-        return bool(token_bytes(self._block_key))
+        return bool(token_bytes(self.key))
 
     @property
     def is_full(self) -> bool:
@@ -141,8 +144,10 @@ class KVCacheBlock(LookupNode):
         return self._is_full
 
     def set_block_key(self, block_key: PackedKey, is_full: bool) -> None:
-        """Set key and full flag; the hash stays as it was."""
-        self._block_key = block_key
+        """Set key and full flag; the hash stays as it was, and so does the key of the node."""
+        if self._lookup_node is self and block_key != self.key:
+            self._leave_to_stand_in()
+        self.key = block_key
         self._is_full = is_full
 
     @property
@@ -160,7 +165,7 @@ class KVCacheBlock(LookupNode):
     def compute_hash(self) -> None:
         """Chain the hash of the key to that of the predecessor in the sequence. C++: setHash()."""
         prev = self._prev_block_in_seq
-        self._hash = (self._block_key, 0 if prev is None else prev._hash)
+        self._hash = (self.key, 0 if prev is None else prev._hash)
 
     @property
     def prev_block_in_seq(self) -> KVCacheBlock | None:
@@ -184,7 +189,7 @@ class KVCacheBlock(LookupNode):
         node = self._lookup_node
         if node is None or node.parent is None:
             return None
-        return node.parent.get_value(self._channel)
+        return node.parent.get_value(self.channel)
 
     @property
     def is_leaf(self) -> bool:
@@ -201,18 +206,16 @@ class KVCacheBlock(LookupNode):
         """Blocks of the same window at the child nodes, in the tree's order."""
         if self._lookup_node is None:
             return []
-        values = (child.get_value(self._channel) for child in self._lookup_node.ordered_children())
+        values = (child.get_value(self.channel) for child in self._lookup_node.ordered_children())
         return [block for block in values if block is not None]
 
-    def become_node(self, key: PackedKey) -> None:
-        """Turn into a node of this key that holds the block itself; the caller links it below its parent.
+    def become_node(self) -> None:
+        """Turn into a node of the block's key that holds the block itself; the caller links it below its parent.
 
         Only in a tree of one channel, for a block that is not attached.
         """
-        self.key = key
         self.children = None
         self.value = self
-        self.other_values = None
         self._lookup_node = self
 
     def create_node(self, key: PackedKey) -> LookupNodePtr:
@@ -225,10 +228,14 @@ class KVCacheBlock(LookupNode):
             self.children = node
             node.parent = self
         else:
-            stand_in = self._give_way()
-            stand_in.value = self
-            self._lookup_node = stand_in
-            stand_in.link_node(node)
+            self._leave_to_stand_in().link_node(node)
+
+    def _leave_to_stand_in(self) -> LookupNode:
+        """Stand at a plain node from now on, in the place that this block had as a node."""
+        stand_in = self._give_way()
+        stand_in.value = self
+        self._lookup_node = stand_in
+        return stand_in
 
     def _give_way(self) -> LookupNode:
         """Put a plain node in the place that this block has as a node."""
@@ -244,7 +251,7 @@ class KVCacheBlock(LookupNode):
     def attach_to_lookup_node(self, node: LookupNodePtr) -> None:
         """Become the node's block, leaving the present node; the node's slot must be free."""
         self.detach_from_lookup_node()
-        check(node.try_set_value(self._channel, self), f"block {self._block_id}: the node holds another block")
+        check(node.try_set_value(self.channel, self), f"block {self._block_id}: the node holds another block")
         self._lookup_node = node
 
     def replace_at_lookup_node(self, other: KVCacheBlock) -> None:
@@ -252,8 +259,10 @@ class KVCacheBlock(LookupNode):
         self.detach_from_lookup_node()
         node = other._lookup_node
         check(node is not None, f"block {other._block_id} is not in the tree and cannot be replaced there")
+        if node is other:
+            node = other._leave_to_stand_in()
         other._lookup_node = None
-        node.try_set_value(self._channel, self, overwrite=True)  # type: ignore[union-attr]
+        node.try_set_value(self.channel, self, overwrite=True)  # type: ignore[union-attr]
         self._lookup_node = node
 
     def detach_from_lookup_node(self) -> None:
@@ -268,12 +277,12 @@ class KVCacheBlock(LookupNode):
         elif isinstance(parent, KVCacheBlock) and parent.value is not None:
             self.parent = self.value = parent.children = None
         else:
-            check(node.clear_value(self._channel), f"block {self._block_id} was not at its node")
+            check(node.clear_value(self.channel), f"block {self._block_id} was not at its node")
 
     def set_as_root(self, root: LookupNodePtr) -> None:
         """Stand at the root, so that blocks at the first position have a parent."""
         self._lookup_node = root
-        root.try_set_value(self._channel, self, overwrite=True)
+        root.try_set_value(self.channel, self, overwrite=True)
 
     def free_leaf_block(self) -> None:
         """Leave the tree; the block must be a leaf."""
@@ -294,20 +303,20 @@ class KVCacheBlock(LookupNode):
     @property
     def duration_ms(self) -> int | None:
         """How long the priority holds after the release."""
-        return self._duration_ms
+        return None if self._timing is None else self._timing[0]
 
     def set_duration_ms(self, duration_ms: int | None) -> None:
         """Set the duration."""
-        self._duration_ms = duration_ms
+        self._timing = None if duration_ms is None else (duration_ms, self.expiration_time)
 
     @property
     def expiration_time(self) -> int | None:
         """Clock reading (ns) at which the priority falls back to the default."""
-        return self._expiration_time
+        return None if self._timing is None else self._timing[1]
 
     def set_expiration_time(self, expiration_time: int | None) -> None:
         """Set the expiry."""
-        self._expiration_time = expiration_time
+        self._timing = (self.duration_ms, expiration_time)
 
 
 class HashMapOrderedBlock(KVCacheBlock):
@@ -318,7 +327,24 @@ class HashMapOrderedBlock(KVCacheBlock):
     node_class = HashMapOrderedNode
 
 
-class PlaceholderBlock(KVCacheBlock):
+class ChannelBlock(KVCacheBlock):
+    """A block of a window that may be another than the widest; in the tree it stands at plain nodes only."""
+
+    __slots__ = ("_channel",)
+
+    def __init__(
+        self, block_id: BlockId, memory_pool_block_index: KVCacheIndex, channel: int, free_queue: Any = None
+    ) -> None:
+        super().__init__(block_id, memory_pool_block_index, free_queue)
+        self._channel = channel
+
+    @property
+    def channel(self) -> int:
+        """Place of the block's window among the windows of the tree; 0 is the widest."""
+        return self._channel
+
+
+class PlaceholderBlock(ChannelBlock):
     """A position of a sequence without memory. C++: KVCacheBlock::createPlaceholder."""
 
     __slots__ = ()
@@ -336,7 +362,7 @@ def create_swa_placeholder() -> PlaceholderBlock:
 
 def create_root_block(channel: int) -> KVCacheBlock:
     """The block at the root of the tree; it has no memory and is never queued."""
-    return KVCacheBlock(CACHED_BLOCKS_ROOT_ID, NULL_INDEX, channel)
+    return ChannelBlock(CACHED_BLOCKS_ROOT_ID, NULL_INDEX, channel)
 
 
 ROOT_HASH: Final = 0

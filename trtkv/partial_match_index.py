@@ -10,13 +10,15 @@ _MOST_MEMBERS: Final = 32
 
 
 class KeyFunctions(NamedTuple):
-    """What the index has to know of keys."""
+    """What has to be known of keys to match them in part."""
 
     family: Callable[[Any], object]
     """What two keys must have in common for any partial match."""
     num_matching_tokens: Callable[[Any, Any], int]
     part_at: Callable[[Any, int], object]
     """The token behind so many leading ones, something false behind the last; None: the family cannot be divided."""
+    supports_partial_matching: Callable[[Any], bool]
+    """Whether a key may match in part at all."""
 
 
 class EqualMatches(NamedTuple):

@@ -3,42 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias, cast
 
 from trtkv import block_key
 from trtkv.block_key import EMPTY_KEY, PackedKey
 from trtkv.hash_map_order import HashMapOrder
-from trtkv.partial_match_index import EqualMatches
-from trtkv.templated_trie import ChildMap, Node, Trie
+from trtkv.partial_match_index import EqualMatches, KeyFunctions
+from trtkv.templated_trie import ChildMap, ManyValuedNode, Node, Trie
 
 if TYPE_CHECKING:
     from trtkv.kv_cache_block import KVCacheBlock
 
 
-class LookupNode(Node[PackedKey, "KVCacheBlock"]):
+BLOCK_KEY_FUNCTIONS: Final = KeyFunctions(
+    block_key.first_token_of, block_key.num_matching_tokens, block_key.token_at, block_key.supports_partial_matching
+)
+
+
+class LookupNode(ManyValuedNode[PackedKey, "KVCacheBlock"]):
     """Node of the block tree: a packed key, and one block per window (channel 0 is the widest)."""
 
     __slots__ = ()
 
-    @staticmethod
-    def match_index(key: PackedKey) -> object:
-        """The first token and all constraints."""
-        return block_key.first_token_of(key)
-
-    @staticmethod
-    def token_at(key: PackedKey, position: int) -> object:
-        """The token at a position of a plain key."""
-        return block_key.token_at(key, position)
-
-    @staticmethod
-    def num_matching_tokens(key: PackedKey, other: PackedKey) -> int:
-        """Leading tokens that two keys share."""
-        return block_key.num_matching_tokens(key, other)
-
-    @staticmethod
-    def supports_partial_matching(key: PackedKey) -> bool:
-        """Whether the key is without multimodal content."""
-        return block_key.supports_partial_matching(key)
+    key_functions: ClassVar[KeyFunctions] = BLOCK_KEY_FUNCTIONS
 
 
 LookupNodePtr: TypeAlias = "Node[PackedKey, KVCacheBlock]"

@@ -7,7 +7,7 @@ Most nodes have one child, so children are kept as None, as the child itself, or
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from trtkv.errors import check
 from trtkv.partial_match_index import EqualMatches, KeyFunctions, PartialMatchIndex
@@ -27,85 +27,58 @@ class ChildMap(dict[Any, Any]):
 
 
 class Node(Generic[K, V]):
-    """One position in the tree: a key below its parent and a value per channel. C++: templated_trie::Node.
+    """One position in the tree: a key below its parent and a value of channel 0. C++: templated_trie::Node.
 
-    Channel 0 has a slot of its own, other channels share a map, so that trees with one channel stay small.
-    Subclasses supply the four key functions.
+    Subclasses supply the functions of their keys. ManyValuedNode has values of other channels too.
     """
 
-    __slots__ = ("children", "key", "other_values", "parent", "value")
+    __slots__ = ("children", "key", "parent", "value")
+
+    key_functions: ClassVar[KeyFunctions]
 
     def __init__(self, key: K, parent: Node[K, V] | None, value: V | None = None) -> None:
         self.key = key
         self.parent = parent
         self.children: Any = None
         self.value = value
-        self.other_values: dict[int, V] | None = None
-
-    @staticmethod
-    def match_index(key: Any) -> object:
-        """What two keys must share for any partial match."""
-        raise NotImplementedError
-
-    @staticmethod
-    def token_at(key: Any, position: int) -> object:
-        """The token at a position, something false behind the last; None if keys of this kind have no such order."""
-        raise NotImplementedError
-
-    @staticmethod
-    def num_matching_tokens(key: Any, other: Any) -> int:
-        """Leading tokens that two keys share."""
-        raise NotImplementedError
-
-    @staticmethod
-    def supports_partial_matching(key: Any) -> bool:
-        """Whether a key may match in part."""
-        raise NotImplementedError
 
     # -- values -----------------------------------------------------------------------------------
 
     def get_value(self, channel: int) -> V | None:
         """Value of a channel, or None."""
-        if channel == 0:
-            return self.value
-        return None if self.other_values is None else self.other_values.get(channel)
+        return self.value if channel == 0 else None
 
     def try_set_value(self, channel: int, value: V, overwrite: bool = False) -> bool:
         """Set the value of a channel; False and no change if there is one and it must stay."""
         if not overwrite and self.get_value(channel) is not None:
             return False
-        if channel == 0:
-            self.value = value
-        else:
-            if self.other_values is None:
-                self.other_values = {}
-            self.other_values[channel] = value
+        self._set_value(channel, value)
         return True
+
+    def _set_value(self, channel: int, value: V) -> None:
+        check(channel == 0, f"a node of one value was given one of channel {channel}")
+        self.value = value
 
     def clear_value(self, channel: int) -> bool:
         """Remove the value of a channel; prunes the node and its ancestors if nothing is left of them."""
-        if channel == 0:
-            if self.value is None:
-                return False
-            self.value = None
-        else:
-            if self.other_values is None or self.other_values.pop(channel, None) is None:
-                return False
-            if not self.other_values:
-                self.other_values = None
-        if self.children is None and self.value is None and self.other_values is None:
+        if self.get_value(channel) is None:
+            return False
+        self._drop_value(channel)
+        if self.children is None and not self.has_values:
             self.prune()
         return True
+
+    def _drop_value(self, channel: int) -> None:
+        self.value = None
 
     @property
     def has_values(self) -> bool:
         """Whether any channel has a value."""
-        return self.value is not None or self.other_values is not None
+        return self.value is not None
 
     def values(self) -> dict[int, V]:
         """All values by channel."""
-        result = {} if self.value is None else {0: self.value}
-        return result | (self.other_values or {})
+        return {} if self.value is None else {0: self.value}
 
     # -- children ---------------------------------------------------------------------------------
 
@@ -178,7 +151,7 @@ class Node(Generic[K, V]):
     def prune(self) -> None:
         """Remove this node, and every ancestor that is left without values and children; the root stays."""
         node: Node[K, V] = self
-        while node.children is None and node.value is None and node.other_values is None:
+        while node.children is None and not node.has_values:
             parent = node.parent
             if parent is None:
                 return
@@ -200,15 +173,16 @@ class Node(Generic[K, V]):
         Equal lengths come in the order of ``ordered_children``.
         """
         children = self.children
-        if children is None or not self.supports_partial_matching(key):
+        functions = self.key_functions
+        if children is None or not functions.supports_partial_matching(key):
             return
         if children.__class__ is not ChildMap:
-            matched = self.num_matching_tokens(key, children.key)
+            matched = functions.num_matching_tokens(key, children.key)
             if matched:
                 yield EqualMatches(matched, 1, iter((children,)))
             return
         if children.index is None:
-            children.index = PartialMatchIndex(KeyFunctions(self.match_index, self.num_matching_tokens, self.token_at))
+            children.index = PartialMatchIndex(functions)
             for child_key, child in children.items():
                 children.index.add(child_key, child)
         yield from children.index.find(key)
@@ -218,6 +192,46 @@ class Node(Generic[K, V]):
         for matches in self.find_partial_matches(key):
             for child in matches.children:
                 yield matches.num_tokens, child
+
+
+class ManyValuedNode(Node[K, V]):
+    """A node with a value per channel. Channel 0 has a slot of its own, the others share a map."""
+
+    __slots__ = ("other_values",)
+
+    def __init__(self, key: K, parent: Node[K, V] | None, value: V | None = None) -> None:
+        super().__init__(key, parent, value)
+        self.other_values: dict[int, V] | None = None
+
+    def get_value(self, channel: int) -> V | None:
+        """Value of a channel, or None."""
+        if channel == 0:
+            return self.value
+        return None if self.other_values is None else self.other_values.get(channel)
+
+    def _set_value(self, channel: int, value: V) -> None:
+        if channel == 0:
+            self.value = value
+        elif self.other_values is None:
+            self.other_values = {channel: value}
+        else:
+            self.other_values[channel] = value
+
+    def _drop_value(self, channel: int) -> None:
+        if channel == 0:
+            self.value = None
+        elif self.other_values is not None:
+            del self.other_values[channel]
+            self.other_values = self.other_values or None
+
+    @property
+    def has_values(self) -> bool:
+        """Whether any channel has a value."""
+        return self.value is not None or self.other_values is not None
+
+    def values(self) -> dict[int, V]:
+        """All values by channel."""
+        return super().values() | (self.other_values or {})
 
 
 class Trie(Generic[K, V]):

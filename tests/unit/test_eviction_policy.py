@@ -27,7 +27,7 @@ def make_policy(
         if fresh.level == PLACEHOLDER_LEVEL:
             return PlaceholderBlock(block_id, 0, fresh)
         is_secondary = fresh.level == SECONDARY_LEVEL
-        return KVCacheBlock(block_id, make_index(block_id - num_primary * is_secondary, is_secondary), 0, fresh)
+        return KVCacheBlock(block_id, make_index(block_id - num_primary * is_secondary, is_secondary), fresh)
 
     return LRUEvictionPolicy(num_primary, num_secondary, make_block, clock or FakeClock(), threshold, num_placeholders)
 

@@ -131,12 +131,12 @@ def hold_block_that_waits_for_expiry(world: World) -> None:
 
 def take_duration_of_waiting_block(world: World) -> None:
     block_id, _ = world.window.eviction_policy.expiring()[0]
-    world.window.get_block_by_id(block_id)._duration_ms = None
+    world.window.get_block_by_id(block_id)._timing = None
 
 
 def file_expiry_under_wrong_time(world: World) -> None:
     block_id, _ = world.window.eviction_policy.expiring()[0]
-    world.window.get_block_by_id(block_id)._expiration_time = 5
+    world.window.get_block_by_id(block_id).set_expiration_time(5)
 
 
 def attach_block_to_two_nodes(world: World) -> None:
@@ -183,7 +183,7 @@ def leave_empty_node(world: World) -> None:
 
 
 def change_key_of_attached_block(world: World) -> None:
-    world.held._block_key = BlockKey((1, 2, 3, 5)).packed
+    world.held.set_block_key(BlockKey((1, 2, 3, 5)).packed, is_full=True)
 
 
 def change_full_flag(world: World) -> None:

@@ -9,7 +9,7 @@ import pytest
 from trtkv.block_key import BlockKey, PackedKey
 from trtkv.common import CACHED_BLOCKS_ROOT_ID, PLACEHOLDER_BLOCK_ID
 from trtkv.errors import LogicError
-from trtkv.kv_cache_block import KVCacheBlock, PlaceholderBlock, create_root_block, create_swa_placeholder
+from trtkv.kv_cache_block import ChannelBlock, KVCacheBlock, PlaceholderBlock, create_root_block, create_swa_placeholder
 from trtkv.kv_cache_index import NULL_INDEX, get_slot, make_index
 from trtkv.radix_block_tree import UnifiedBlockTree
 
@@ -112,7 +112,7 @@ def test_key_of_constraints_alone_has_no_tokens() -> None:
 
 
 def test_neighbours_in_the_tree_are_blocks_of_the_same_window() -> None:
-    first, second, other = KVCacheBlock(0, 0), KVCacheBlock(1, 1), KVCacheBlock(0, 0, channel=1)
+    first, second, other = KVCacheBlock(0, 0), KVCacheBlock(1, 1), ChannelBlock(0, 0, channel=1)
     tree = make_chain(first, second)
     other.attach_to_lookup_node(tree.insert_nodes([key(0), key(7)])[-1])
     assert first.next_blocks == [second]
@@ -127,7 +127,7 @@ def test_neighbours_in_the_tree_are_blocks_of_the_same_window() -> None:
 def test_leaf_means_no_node_below_of_any_window() -> None:
     first = KVCacheBlock(0, 0)
     tree = make_chain(first)
-    KVCacheBlock(5, 5, channel=1).attach_to_lookup_node(tree.insert_nodes([key(0), key(7)])[-1])
+    ChannelBlock(5, 5, channel=1).attach_to_lookup_node(tree.insert_nodes([key(0), key(7)])[-1])
     assert first.next_blocks == []
     assert not first.is_leaf
     with pytest.raises(LogicError, match="block 0 is no leaf"):
@@ -191,7 +191,8 @@ def hang(tree: UnifiedBlockTree, block: KVCacheBlock, *path: PackedKey) -> None:
     """Attach a block at a new node: as the node itself."""
     nodes = tree.lookup_nodes(path[:-1])
     assert len(nodes) == len(path) - 1
-    block.become_node(path[-1])
+    block.set_block_key(path[-1], is_full=True)
+    block.become_node()
     (nodes[-1] if nodes else tree.root).link_node(block)
 
 
@@ -229,6 +230,30 @@ def test_block_gives_way_when_it_is_evicted_above_a_child() -> None:
     assert tree.lookup_blocks_at_all_positions([key(1), key(2)], 0) == [None, second]
     hang(tree, first, key(9))  # the evicted block can be used anew
     assert tree.lookup_block([key(9)], 0, False) is first
+
+
+def test_new_key_of_a_block_leaves_its_node_where_it_is() -> None:
+    tree = UnifiedBlockTree()
+    first, second = KVCacheBlock(0, 0), KVCacheBlock(1, 1)
+    hang(tree, first, key(1))
+    hang(tree, second, key(1), key(2))
+    first.set_block_key(key(7), is_full=False)
+    assert tree.lookup_blocks_at_all_positions([key(1), key(2)], 0) == [first, second]
+    assert tree.lookup_block([key(7)], 0, False) is None
+    assert first.block_key == key(7)
+    second.detach_from_lookup_node()
+    first.detach_from_lookup_node()
+    assert not tree.root.has_children
+
+
+def test_block_replaces_one_that_serves_as_its_own_node() -> None:
+    tree = UnifiedBlockTree()
+    first, second = KVCacheBlock(0, 0), KVCacheBlock(1, 1)
+    hang(tree, first, key(1))
+    second.replace_at_lookup_node(first)
+    first.set_block_key(key(5), is_full=True)
+    assert tree.lookup_block([key(1)], 0, False) is second
+    assert first.is_detached
 
 
 def test_nodes_of_a_path_stay_valid_while_one_of_them_gives_way() -> None:

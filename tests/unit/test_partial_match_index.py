@@ -6,10 +6,17 @@ import random
 
 import pytest
 
-from trtkv.block_key import BlockKey, PackedKey, first_token_of, num_matching_tokens, token_at
+from trtkv.block_key import (
+    BlockKey,
+    PackedKey,
+    first_token_of,
+    num_matching_tokens,
+    supports_partial_matching,
+    token_at,
+)
 from trtkv.partial_match_index import KeyFunctions, PartialMatchIndex
 
-FUNCTIONS = KeyFunctions(first_token_of, num_matching_tokens, token_at)
+FUNCTIONS = KeyFunctions(first_token_of, num_matching_tokens, token_at, supports_partial_matching)
 
 
 def found(index: PartialMatchIndex, key: PackedKey) -> list[tuple[int, object]]:

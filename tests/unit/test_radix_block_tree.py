@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trtkv.block_key import BlockKey, PackedKey, hash_block_key
-from trtkv.kv_cache_block import KVCacheBlock
+from trtkv.kv_cache_block import ChannelBlock, KVCacheBlock
 from trtkv.radix_block_tree import HashMapOrderedNode, LookupNode, LookupNodePtr, UnifiedBlockTree
 
 
@@ -20,7 +20,7 @@ def key(*tokens: int) -> PackedKey:
 
 
 def put(tree: UnifiedBlockTree, block_id: int, *path: PackedKey, channel: int = 0) -> KVCacheBlock:
-    block = KVCacheBlock(block_id, block_id, channel)
+    block = ChannelBlock(block_id, block_id, channel)
     block.attach_to_lookup_node(tree.insert_nodes(path)[-1])
     return block
 

@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from trtkv.errors import LogicError
-from trtkv.templated_trie import ChildMap, Node, Trie
+from trtkv.partial_match_index import KeyFunctions
+from trtkv.templated_trie import ChildMap, ManyValuedNode, Node, Trie
 
 pytestmark = pytest.mark.pure
 
 
-class TextNode(Node[str, object]):
+def num_common_letters(key: str, other: str) -> int:
+    count = 0
+    for left, right in zip(key, other, strict=False):
+        if left != right:
+            break
+        count += 1
+    return count
+
+
+class TextNode(ManyValuedNode[str, object]):
     """Keys are words; they match in part by their first letters, unless they begin with a capital."""
 
     __slots__ = ()
 
-    @staticmethod
-    def match_index(key: Any) -> object:
-        return key[:1]
-
-    @staticmethod
-    def token_at(key: Any, position: int) -> object:
-        return key[position : position + 1]
-
-    @staticmethod
-    def num_matching_tokens(key: Any, other: Any) -> int:
-        count = 0
-        for left, right in zip(key, other, strict=False):
-            if left != right:
-                break
-            count += 1
-        return count
-
-    @staticmethod
-    def supports_partial_matching(key: Any) -> bool:
-        return not key[:1].isupper()
+    key_functions: ClassVar[KeyFunctions] = KeyFunctions(
+        lambda key: key[:1],
+        num_common_letters,
+        lambda key, position: key[position : position + 1],
+        lambda key: not key[:1].isupper(),
+    )
 
 
 def make_trie(*paths: str) -> Trie[str, object]:
@@ -247,7 +243,7 @@ def test_many_random_changes_agree_with_a_list_of_children() -> None:
             present.clear_value(0)
             children.remove(present)
         search = "".join(rng.choice("abc") for _ in range(4))
-        matches = [(TextNode.num_matching_tokens(search, c.key), c) for c in reversed(children)]
+        matches = [(num_common_letters(search, c.key), c) for c in reversed(children)]
         expected = sorted([m for m in matches if m[0]], key=lambda match: -match[0])
         assert list(trie.root.find_partially_matching_nodes(search)) == expected
         assert list(trie.root.ordered_children()) == children[::-1]

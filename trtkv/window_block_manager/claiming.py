@@ -83,7 +83,7 @@ class BlockClaimer:
         for block in blocks:
             if block._lookup_node is not None:
                 block.detach_from_lookup_node()
-            elif not token_bytes(block._block_key):
+            elif not token_bytes(block.key):
                 counters.alloc_new += 1
         return blocks
 
@@ -200,7 +200,7 @@ class BlockClaimer:
         self._policy.claim_block(offload_block)
         is_free = block._free_queue is not None and not self._settings.compatibility
         if is_free:
-            self._policy.claim_block(block, duration_ms=block._duration_ms)
+            self._policy.claim_block(block, duration_ms=block.duration_ms)
         self._swap_out(block, offload_block)
         if offload_block._lookup_node is not None and not self._settings.compatibility:
             self.remove_from_tree(offload_block)

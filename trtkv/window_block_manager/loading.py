@@ -461,7 +461,7 @@ class BlockLoader:
         for block, key in zip(blocks, keys, strict=True):
             block._ref_count = 1
             block._prev_block_in_seq = prev
-            block._block_key = key
+            block.key = key
             block._is_full = True
             link = (key, link)
             block._hash = link
@@ -497,7 +497,7 @@ class BlockLoader:
 
     def _copy_source(self, claim: ClaimResult, index: int, source: KVCacheBlock) -> KVCacheBlock:
         """A fresh block with the first tokens of a partially matched one, keyed for this request."""
-        block = self._claimer.get_free_block(source._priority, source._duration_ms, claim.mode, claim.directory)
+        block = self._claimer.get_free_block(source._priority, source.duration_ms, claim.mode, claim.directory)
         try:
             self._transfer_manager.onboard(
                 source, block, self._pools.pools, claim.num_partial_tokens, claim.mode, claim.directory
@@ -549,7 +549,7 @@ class BlockLoader:
             if index < len(keys):
                 self._set_key(block, keys[index])
             prev = block._prev_block_in_seq
-            block._hash = self._link(block._block_key, 0 if prev is None else prev._hash)
+            block._hash = self._link(block.key, 0 if prev is None else prev._hash)
             counters.missed += 1
 
     def _allocate_per_beam(self, claim: ClaimResult, window: SequenceWindow) -> None:

@@ -24,6 +24,7 @@ from trtkv.errors import UnknownIdError, check
 from trtkv.eviction_policy import FreshBlocks, LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest
 from trtkv.kv_cache_block import (
+    ChannelBlock,
     HashMapOrderedBlock,
     KVCacheBlock,
     PlaceholderBlock,
@@ -76,7 +77,6 @@ class WindowBlockManager:
     ) -> None:
         self.settings = settings
         self._listener = listener
-        self._block_class = HashMapOrderedBlock if tree.hash_map_order else KVCacheBlock
         self.pools = WindowPools(
             settings, managed_layers, num_kv_heads_per_layer, size_per_head, dtype, indexer_k_cache
         )
@@ -151,13 +151,17 @@ class WindowBlockManager:
 
     def _make_block(self, block_id: BlockId, fresh: FreshBlocks) -> KVCacheBlock:
         """The block of an id that is asked for the first time."""
-        channel = self.settings.channel
+        settings = self.settings
         if fresh.level == PLACEHOLDER_LEVEL:
-            return PlaceholderBlock(block_id, channel, fresh)
-        if fresh.level == PRIMARY_LEVEL:
-            return self._block_class(block_id, block_id, channel, fresh)
-        slot = block_id - self.settings.num_primary_blocks
-        return self._block_class(block_id, make_index(slot, is_secondary=True), channel, fresh)
+            return PlaceholderBlock(block_id, settings.channel, fresh)
+        index = block_id
+        if fresh.level != PRIMARY_LEVEL:
+            index = make_index(block_id - settings.num_primary_blocks, is_secondary=True)
+        if settings.channel:
+            return ChannelBlock(block_id, index, settings.channel, fresh)
+        if self.matcher.tree.hash_map_order:
+            return HashMapOrderedBlock(block_id, index, fresh)
+        return KVCacheBlock(block_id, index, fresh)
 
     def get_block_by_id(self, block_id: BlockId) -> KVCacheBlock:
         """The block of an id; placeholders of the recurrent window have ids below -1."""

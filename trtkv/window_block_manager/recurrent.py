@@ -103,8 +103,8 @@ class RecurrentStates:
             ids.pop()
         for beam_idx, last in enumerate(last_blocks):
             check(not last.is_placeholder, f"the live state of request {sequence.request_id} is a placeholder")
-            key = placeholder._block_key
-            placeholder.set_block_key(last._block_key, last._is_full)
+            key = placeholder.key
+            placeholder.set_block_key(last.key, last._is_full)
             last.set_block_key(key, last._is_full)
             add_block_to_beam(placeholder, window, beam_idx, beam_width)
             placeholder.compute_hash()

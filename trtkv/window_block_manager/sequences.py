@@ -216,8 +216,7 @@ class SequenceBlocks:
         window.num_front_blocks_removed += 1
         if block._block_id == PLACEHOLDER_BLOCK_ID:
             return
-        block._duration_ms = None
-        block._expiration_time = None
+        block._timing = None
         block.dec_ref_count()
         if not block._ref_count:
             self._policy.release_block(block)
@@ -273,7 +272,7 @@ class SequenceBlocks:
     @staticmethod
     def _covers_more(block: KVCacheBlock, num_tokens: int) -> bool:
         """Whether a block is cached under more tokens than that, so that writing behind them would falsify it."""
-        return block._lookup_node is not None and num_key_tokens(block._block_key) > num_tokens
+        return block._lookup_node is not None and num_key_tokens(block.key) > num_tokens
 
     def release_last_block(self, sequence: GenerationRequest) -> None:
         """Drop the last block, to the front of its queue if nobody else holds it. C++: releaseLastBlock."""
@@ -320,7 +319,7 @@ class SequenceBlocks:
         if not window.held[first + beam_width - 1].is_shared:
             return
         window.num_stored = 0
-        key, is_full = window.held[first]._block_key, window.held[first]._is_full
+        key, is_full = window.held[first].key, window.held[first]._is_full
         if not compatibility:
             entries = window.held[first : first + beam_width]
             freed = sum(block._ref_count == entries.count(block) for block in set(entries))

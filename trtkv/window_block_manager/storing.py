@@ -246,13 +246,13 @@ class BlockStorer:
             if block._lookup_node is not None:
                 self._sequences.num_shared_moves += block._ref_count > 1
                 block.detach_from_lookup_node()
-            block.become_node(key)
+            self._set_key_and_hash(block, key, prev)
+            block.become_node()
             if node.children is None and node.__class__ is not HashMapOrderedNode:
                 block.parent = node
                 node.children = block
             else:
                 node.link_node(block)
-            self._set_key_and_hash(block, key, prev)
             node = prev = block
         if window is not None and owns_all and keys:
             num_full = len(keys) - (num_key_tokens(keys[-1]) != self._settings.tokens_per_block)
@@ -270,8 +270,8 @@ class BlockStorer:
         self._set_key_and_hash(block, key, prev)
 
     def _set_key_and_hash(self, block: KVCacheBlock, key: PackedKey, prev: KVCacheBlock) -> None:
-        if block._block_key is not key:
-            block._block_key = key
+        if block.key is not key:
+            block.key = key
             block._is_full = num_key_tokens(key) == self._settings.tokens_per_block
         block._prev_block_in_seq = prev
         link = block._hash
@@ -291,7 +291,7 @@ class BlockStorer:
     def _pin(self, block: KVCacheBlock) -> BlockId:
         """Add a reference; a free block leaves its queue and keeps its retention."""
         if not block._ref_count:
-            self._policy.claim_block(block, block._priority, block._duration_ms)
+            self._policy.claim_block(block, block._priority, block.duration_ms)
         self._sequences.add_pin(block)
         return block._block_id
 
