@@ -54,7 +54,7 @@ class EventMirror:
         for window, window_manager in manager.block_manager.window_block_managers.items():
             cached = {
                 block.hash: PRIMARY_LEVEL if block.is_primary else SECONDARY_LEVEL
-                for block in window_manager.used_blocks()
+                for block in window_manager.block_objects()
                 if block.lookup_node is not None and not block.is_placeholder
             }
             known = self.windows.get(window, {})

@@ -70,7 +70,7 @@ def describe_window(window: WindowBlockManager) -> Snapshot:
                 None if block.lookup_node is None else block.lookup_node.key,
                 None if block.prev_block_in_seq is None else block.prev_block_in_seq.block_id,
             )
-            for block in window.used_blocks()
+            for block in window.block_objects()
             if block.block_id not in policy.get_fresh_blocks(0).remaining_ids()
             and block.block_id not in policy.get_fresh_blocks(1).remaining_ids()
             and block.block_id not in policy.get_fresh_blocks(2).remaining_ids()

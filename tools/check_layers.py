@@ -40,6 +40,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
         (
             "compiled_hash",
             "block_key",
+            "old_generation",
             "partial_match_index",
             "templated_trie",
             "hash_map_order",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -179,15 +180,11 @@ class BlockManager:
             offset += num_pools
         return result
 
-    @property
-    def num_block_objects(self) -> int:
-        """Blocks of all windows and levels, placeholders included, whether their objects are made or not."""
-        return sum(manager.eviction_policy.num_blocks for manager in self.window_block_managers.values())
-
     def preallocate_blocks(self) -> None:
         """Make all block objects now instead of at their first use."""
         for manager in self.window_block_managers.values():
             manager.eviction_policy.make_all_blocks()
+        gc.collect()  # now and not during the first requests, since the number of objects has grown
 
     # -- windows, layers, pools ---------------------------------------------------------------------
 

@@ -227,7 +227,7 @@ class _Window:
         self._settings = window_manager.settings
         self._policy = window_manager.eviction_policy
         self._tree = tree
-        self._blocks = window_manager.used_blocks()
+        self._blocks = window_manager.block_objects()
         self._holders = _Holders()
         for record in window_manager.sequences.allocated_blocks_per_seq.values():
             self._holders.entries.update(block for block in record.held if block.block_id != PLACEHOLDER_BLOCK_ID)

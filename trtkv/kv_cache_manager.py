@@ -7,7 +7,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heapreplace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trtkv import capacity_estimation
 from trtkv.block_budget import BlockBudget
@@ -70,10 +70,6 @@ class KvCacheConnectorManager(Protocol):
         """Tokens behind those found here that the connector will fill in."""
 
 
-_MOST_PREALLOCATED_BLOCKS: Final = 1_000_000
-"""Blocks of a pool whose objects are made at construction unless the caller says otherwise."""
-
-
 class KVCacheManager:
     """Cache of one model on one rank: sequences, reuse, eviction, offloading, budgets. C++: KVCacheManager.
 
@@ -87,8 +83,8 @@ class KVCacheManager:
     ``hash_map_order`` asks for that order alone: equal partial matches are then taken in the iteration order of
     the reference's hash map instead of most recently inserted first; that takes the hash of each child of a node where
     a tie comes up.
-    ``preallocate_blocks``: whether to make all block objects now, at about 230 bytes and 1 microsecond each, so that
-    admission need not; None: unless there are more than a million. A replay with a large pool is better off without.
+    ``preallocate_blocks``: whether to make all block objects now, at about 200 bytes and half a microsecond each, so
+    that admission need not; otherwise a block costs nothing until it is first used.
     ``block_listener`` is told, block by block, what leaves the tree and why.
     """
 
@@ -123,7 +119,7 @@ class KVCacheManager:
         clock: Callable[[], int] = time.monotonic_ns,
         compatibility: bool = False,
         hash_map_order: bool | None = None,
-        preallocate_blocks: bool | None = None,
+        preallocate_blocks: bool = False,
         block_listener: BlockListener | None = None,
     ) -> None:
         if sink_token_length:
@@ -162,8 +158,6 @@ class KVCacheManager:
         )
         if kv_cache_connector_manager is not None and self._block_manager.is_variable_window:
             raise ConfigurationError("a connector works with one window only; use one window or no connector")
-        if preallocate_blocks is None:
-            preallocate_blocks = self._block_manager.num_block_objects <= _MOST_PREALLOCATED_BLOCKS
         if preallocate_blocks:
             self._block_manager.preallocate_blocks()
         self._tokens_per_block = tokens_per_block

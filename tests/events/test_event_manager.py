@@ -181,5 +181,5 @@ def test_without_events_nothing_is_kept_and_readers_are_told() -> None:
         manager.get_latest_events(0)
     with pytest.raises(InvalidInputError, match="events are off"):
         manager.get_cached_block_events()
-    blocks = manager.block_manager.window_block_managers[64].used_blocks()
+    blocks = manager.block_manager.window_block_managers[64].block_objects()
     assert all(isinstance(block._hash, tuple) for block in blocks)  # not even hashes are computed

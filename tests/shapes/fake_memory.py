@@ -98,7 +98,7 @@ def check_free_counts(manager: KVCacheManager) -> None:
         for sequence in manager.sequences.values():
             for block in sequence.get_window(window).held:
                 holders[block] = holders.get(block, 0) + 1
-        for block in blocks.used_blocks():
+        for block in blocks.block_objects():
             assert block.ref_count == holders.get(block, 0), f"window {window}, block {block.block_id}"
         held = [block for block in holders if not block.is_placeholder]
         assert all(block.is_primary for block in held)

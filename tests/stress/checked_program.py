@@ -383,7 +383,7 @@ class CheckedProgram:
         """Move a block that nobody holds to the host, cached or not."""
         window = self.random.choice(list(self.scenario.windows))
         manager = self.manager.block_manager.window_block_managers[window]
-        blocks = [b for b in manager.used_blocks() if b.is_primary and not (b.has_refs or b.is_placeholder)]
+        blocks = [b for b in manager.block_objects() if b.is_primary and not (b.has_refs or b.is_placeholder)]
         if blocks and manager.num_free_secondary_blocks:
             self.manager.block_manager.offload_block(self.random.choice(blocks), window)
 
@@ -529,7 +529,7 @@ class CheckedProgram:
         if not self.has_one_window:
             self._must_fail(InvalidInputError, "unpin_blocks_by_id", [])
             return
-        blocks = self.manager.block_manager.window_block_managers[self.manager.max_attention_window].used_blocks()
+        blocks = self.manager.block_manager.window_block_managers[self.manager.max_attention_window].block_objects()
         free = [b.block_id for b in blocks if not self.pins[b.block_id]]
         pinned = list(self.pins.elements())
         self._must_fail(InvalidInputError, "unpin_blocks_by_id", [*pinned, 10_000])

@@ -142,14 +142,14 @@ def test_held_block_in_a_queue_is_noticed_when_it_would_be_taken() -> None:
 
 
 def test_block_objects_are_made_when_they_are_needed() -> None:
-    policy = make_policy(1000, 1000)
+    policy = make_policy(3000, 1000)
     assert policy.get_fresh_blocks(PRIMARY_LEVEL).blocks == []
     take(policy)
-    assert len(policy.get_fresh_blocks(PRIMARY_LEVEL).blocks) == 1
-    assert len(policy.get_fresh_blocks(PRIMARY_LEVEL)) == 999
+    assert len(policy.get_fresh_blocks(PRIMARY_LEVEL).blocks) == 1024
+    assert len(policy.get_fresh_blocks(PRIMARY_LEVEL)) == 2999
     policy.make_all_blocks()
-    assert [len(policy.get_fresh_blocks(level).blocks) for level in range(3)] == [1000, 1000, 0]
-    assert policy.get_num_free_blocks(PRIMARY_LEVEL) == 999
+    assert [len(policy.get_fresh_blocks(level).blocks) for level in range(3)] == [3000, 1000, 0]
+    assert policy.get_num_free_blocks(PRIMARY_LEVEL) == 2999
     assert policy.verify_queue_integrity()
 
 

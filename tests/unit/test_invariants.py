@@ -57,7 +57,7 @@ class World:
     @property
     def free(self) -> KVCacheBlock:
         """A cached block that nobody holds."""
-        return next(b for b in self.window.used_blocks() if not b.has_refs and b.lookup_node is not None)
+        return next(b for b in self.window.block_objects() if not b.has_refs and b.lookup_node is not None)
 
     def violations(self, **options: object) -> list[str]:
         return find_violations(self.manager, {2: self.request}, **options)
@@ -244,7 +244,7 @@ def let_counter_fall(world: World) -> None:
 def hold_block_for_nobody(world: World) -> None:
     world.manager.remove_sequence(2)
     world.window.eviction_policy.claim_block(world.free)
-    block = next(b for b in world.window.used_blocks() if b._free_queue is None)
+    block = next(b for b in world.window.block_objects() if b._free_queue is None)
     block._ref_count = 1
 
 
@@ -384,9 +384,9 @@ def test_a_broken_ring_does_not_hold_the_checker_up() -> None:
 
 
 def test_checking_makes_no_block_and_changes_nothing() -> None:
-    manager = make_kv_cache_manager(12, 3, preallocate_blocks=False)
+    manager = make_kv_cache_manager(12, 3)
     check_invariants(manager)
-    assert manager.block_manager.window_block_managers[64].used_blocks() == []
+    assert manager.block_manager.window_block_managers[64].block_objects() == []
 
 
 def test_every_rule_of_the_page_is_broken_here_or_said_to_need_time(repository_root: Path) -> None:

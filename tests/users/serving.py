@@ -62,7 +62,7 @@ def get_state(manager: KVCacheManager) -> object:
     return (
         [m.eviction_policy.free_queues() for m in managers],
         [
-            [(b.block_id, b.ref_count, b.priority, b.is_primary, b.is_detached) for b in m.used_blocks()]
+            [(b.block_id, b.ref_count, b.priority, b.is_primary, b.is_detached) for b in m.block_objects()]
             for m in managers
         ],
         {i: s.num_tokens for i, s in manager.sequences.items()},

@@ -132,7 +132,7 @@ def test_row_6_links_of_recycled_blocks_do_not_grow_with_history() -> None:
         compute(manager, request)
         decode(manager, request, range(5))
         manager.remove_sequence(index, request if index % 3 else None)
-    for block in manager.block_manager.window_block_managers[20].used_blocks():
+    for block in manager.block_manager.window_block_managers[20].block_objects():
         depth, link = 0, block._hash
         while isinstance(link, tuple):
             depth, link = depth + 1, link[1]
@@ -309,7 +309,7 @@ def test_row_14_pinned_blocks_are_neither_free_nor_subtracted_twice() -> None:
 
 
 def manager_pins(manager: KVCacheManager) -> list[int]:
-    return [b.block_id for b in manager.block_manager.window_block_managers[WINDOW].used_blocks() if b.has_refs]
+    return [b.block_id for b in manager.block_manager.window_block_managers[WINDOW].block_objects() if b.has_refs]
 
 
 def test_row_15_shared_blocks_count_once() -> None:

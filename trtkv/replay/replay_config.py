@@ -149,7 +149,6 @@ class ReplayConfig:
             copy_on_partial_reuse=self.copy_on_partial_reuse,
             clock=clock or _standing_clock,
             compatibility=self.compatibility,
-            preallocate_blocks=False,
             hash_map_order=self.partial_reuse,  # so that equal partial matches are taken as in the original
             block_listener=block_listener,
         )

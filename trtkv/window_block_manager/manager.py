@@ -179,8 +179,8 @@ class WindowBlockManager:
             return get_fresh(PRIMARY_LEVEL).get_block(block_id)
         return get_fresh(SECONDARY_LEVEL).get_block(block_id - settings.num_primary_blocks)
 
-    def used_blocks(self) -> list[KVCacheBlock]:
-        """Every block object made so far: those ever used or asked for."""
+    def block_objects(self) -> list[KVCacheBlock]:
+        """Every block object made so far, among them all blocks ever used or asked for."""
         levels = (PRIMARY_LEVEL, SECONDARY_LEVEL, PLACEHOLDER_LEVEL)
         return [block for level in levels for block in self.eviction_policy.get_fresh_blocks(level).blocks]
 

@@ -132,7 +132,7 @@ def test_free_block_offloaded_by_hand_moves_to_the_queue_of_the_host() -> None:
     manager, engine = make_manager(4, 2)
     serve(manager, make_request(1, [1] * 8, kv_cache_retention_config=with_priority(60)))
     window = window_of(manager)
-    (block, *_) = [b for b in window.used_blocks() if b.lookup_node is not None]
+    (block, *_) = [b for b in window.block_objects() if b.lookup_node is not None]
     manager.block_manager.offload_block(block, 64)
     assert (engine.copies[-1].kind, block.is_primary, block.priority) == (OFFLOAD, False, 60)
     assert (window.num_free_blocks, window.num_free_secondary_blocks) == (4, 2)
@@ -145,10 +145,10 @@ def test_host_block_that_makes_room_for_one_offloaded_by_hand_is_not_found_any_m
     manager, _ = make_manager(4, 1)
     window = window_of(manager)
     serve(manager, make_request(1, [1] * 5))
-    block = next(b for b in window.used_blocks() if b.lookup_node is not None)
+    block = next(b for b in window.block_objects() if b.lookup_node is not None)
     manager.block_manager.offload_block(block, 64)
     serve(manager, make_request(2, [2] * 5))
-    other = next(b for b in window.used_blocks() if b.lookup_node is not None and b.is_primary)
+    other = next(b for b in window.block_objects() if b.lookup_node is not None and b.is_primary)
     manager.block_manager.offload_block(other, 64)
     assert manager.probe_prefix_match_length(make_request(9, [1] * 6)) == 0
     assert manager.probe_prefix_match_length(make_request(9, [2] * 6)) == 4
@@ -179,9 +179,9 @@ def test_evicted_block_is_reported_even_when_its_parent_is_gone() -> None:
     manager.remove_sequence(1)  # the second block is free before the first: it goes first
     del request
     window = window_of(manager)
-    parent = next(b for b in window.used_blocks() if b.hash == hashes[0])
+    parent = next(b for b in window.block_objects() if b.hash == hashes[0])
     window.claimer.remove_from_tree(parent)
-    child = next(b for b in window.used_blocks() if b.hash == hashes[1])
+    child = next(b for b in window.block_objects() if b.hash == hashes[1])
     window.claimer.remove_from_tree(child)
     (removed,) = events_of(manager, KVCacheRemovedData)
     assert removed == KVCacheRemovedData(hashes)

@@ -168,7 +168,7 @@ def manager_request(manager: KVCacheManager, request_id: int, length: int) -> Ll
 
 
 def find_block(manager: KVCacheManager, tokens: list[int]) -> KVCacheBlock:
-    blocks = manager.block_manager.window_block_managers[64].used_blocks()
+    blocks = manager.block_manager.window_block_managers[64].block_objects()
     return next(b for b in blocks if b.lookup_node is not None and tokens_of(b) == tokens)
 
 

@@ -28,7 +28,7 @@ def queue(manager: KVCacheManager, priority: int = 35) -> list[int]:
 
 
 def cached(manager: KVCacheManager, window: int = 64) -> dict[tuple[int, ...], KVCacheBlock]:
-    blocks = manager.block_manager.window_block_managers[window].used_blocks()
+    blocks = manager.block_manager.window_block_managers[window].block_objects()
     return {BlockKey.unpack(b.block_key).tokens: b for b in blocks if b.lookup_node is not None}
 
 

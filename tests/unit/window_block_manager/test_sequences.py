@@ -178,7 +178,7 @@ def test_stand_in_in_front_frees_no_block() -> None:
     """A position that was never held by this sequence gives nothing back when the window passes it."""
     manager = make_kv_cache_manager(8, window=4)
     serve(manager, make_request(1, 17))
-    first = next(b for b in manager.block_manager.window_block_managers[4].used_blocks() if b.lookup_node is not None)
+    first = next(b for b in manager.block_manager.window_block_managers[4].block_objects() if b.lookup_node is not None)
     manager.block_manager.window_block_managers[4].claimer.remove_from_tree(first)
     request = add(manager, make_request(2, 16))
     assert held(manager, 2)[0] == PLACEHOLDER_BLOCK_ID

@@ -268,7 +268,7 @@ def test_pinned_blocks_outlive_their_sequence_until_they_are_unpinned() -> None:
 def test_pin_takes_the_block_that_occupies_the_slot_even_from_the_host() -> None:
     manager = make_kv_cache_manager(16, 4)
     serve(manager, make_request(1, 5))
-    occupant = next(b for b in manager.block_manager.window_block_managers[64].used_blocks() if b.lookup_node)
+    occupant = next(b for b in manager.block_manager.window_block_managers[64].block_objects() if b.lookup_node)
     second = add(manager, make_request(2, 5))
     manager.remove_sequence(2)
     manager.block_manager.offload_block(occupant, 64)
@@ -300,7 +300,7 @@ def test_cross_cache_is_found_by_encoder_tokens_only() -> None:
     manager.store_context_blocks(finish_prompt(request))
     check_invariants(manager, {1: request})
     manager.remove_sequence(1, request)
-    blocks = manager.block_manager.window_block_managers[64].used_blocks()
+    blocks = manager.block_manager.window_block_managers[64].block_objects()
     assert sum(b.lookup_node is not None for b in blocks) == 3
     same_encoder = add_cross(manager, cross_request(2, [8, 8], encoder))
     assert same_encoder.reused_blocks_per_request == 2  # the last token stands alone in its block
