@@ -57,7 +57,8 @@ class KVCacheBlock(Node[PackedKey, "KVCacheBlock"]):
     """The plain nodes of the tree that the block may be part of."""
 
     def __init__(self, block_id: BlockId, memory_pool_block_index: KVCacheIndex, free_queue: Any = None) -> None:
-        super().__init__(EMPTY_KEY, None)
+        self.key = EMPTY_KEY  # what Node sets, without the call: a third of the time of making a block
+        self.parent = self.children = self.value = None
         self._block_id = block_id
         self._memory_pool_block_index = memory_pool_block_index
         self._ref_count = 0
