@@ -7,7 +7,7 @@ from typing import Any
 
 from trtkv.kv_cache_event_manager import KVCacheEventManager
 from trtkv.kv_cache_manager import KVCacheManager
-from trtkv.llm_request import LlmRequest
+from trtkv.llm_request import KeyForm, LlmRequest
 from trtkv.radix_block_tree import LookupNodePtr
 from trtkv.window_block_manager import WindowBlockManager
 
@@ -54,6 +54,7 @@ def describe_window(window: WindowBlockManager) -> Snapshot:
     """One window of a snapshot. Blocks never used are left out, as they may be made by looking at them."""
     policy = window.eviction_policy
     records = window.sequences.allocated_blocks_per_seq
+    has_hashes = window.matcher.tree.key_form is not KeyForm.DIGESTS
     return {
         "queues": policy.free_queues(),
         "free": [policy.get_num_free_blocks(level) for level in range(3)],
@@ -66,7 +67,7 @@ def describe_window(window: WindowBlockManager) -> Snapshot:
                 block.duration_ms,
                 block.block_key,
                 block.is_full,
-                block.hash,
+                block.hash if has_hashes else None,
                 None if block.lookup_node is None else block.lookup_node.key,
                 None if block.prev_block_in_seq is None else block.prev_block_in_seq.block_id,
             )

@@ -10,6 +10,7 @@ from trtkv.errors import TrtkvError as TrtkvError
 from trtkv.kv_cache_event_manager import KVCacheEventManager as KVCacheEventManager
 from trtkv.kv_cache_manager import KVCacheManager as KVCacheManager
 from trtkv.linear_attention import LinearAttentionMetadata as LinearAttentionMetadata
+from trtkv.llm_request import KeyForm as KeyForm
 from trtkv.llm_request import LlmRequest as LlmRequest
 from trtkv.llm_request import LlmRequestState as LlmRequestState
 from trtkv.retention_config import KvCacheRetentionConfig as KvCacheRetentionConfig

@@ -2,7 +2,8 @@
 
 Inside the tree a key is *packed* so that hashing and comparing run in C: the plain case is the bytes of
 the block's little-endian int32 tokens, any constraint (extra ids, LoRA id, salt, multimodal content)
-turns it into a tuple that starts with those bytes. Full blocks of consecutive tokens may be folded to a range.
+turns it into a tuple that starts with those bytes. Full blocks may be kept as something smaller: consecutive tokens
+as a range, any tokens as a digest, which is a number.
 One builder serves admission, probes, storing and events.
 """
 
@@ -19,7 +20,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 from trtkv.common import MAX_INT32
 from trtkv.errors import InvalidInputError, check
-from trtkv.llm_request import LlmRequest, MultimodalInput, to_extra_id_array, to_token_array
+from trtkv.llm_request import KeyForm, LlmRequest, MultimodalInput, to_extra_id_array, to_token_array
 
 _MASK64: Final = (1 << 64) - 1
 _MASK32: Final = (1 << 32) - 1
@@ -40,15 +41,24 @@ class MmKey(NamedTuple):
 ConstrainedKey: TypeAlias = "tuple[bytes, bytes | None, int | None, str | None, tuple[MmKey, ...]]"
 """Token bytes, extra-id bytes (None: not used), LoRA id, salt, multimodal keys."""
 
-PackedKey: TypeAlias = "bytes | range | ConstrainedKey"
+PackedKey: TypeAlias = "bytes | range | int | ConstrainedKey"
+"""Tokens, consecutive tokens, a digest (see ``digest_keys``), or tokens under constraints."""
+
+_LENGTH_BITS: Final = 20
+"""Low bits of a digest that count its tokens."""
 
 EMPTY_KEY: Final = b""
 
 
 def token_bytes(key: PackedKey) -> bytes:
-    """Little-endian int32 tokens of a packed key."""
+    """Little-endian int32 tokens of a packed key. InvalidInputError for a digest, which does not tell them."""
     if key.__class__ is bytes:
         return key
+    if isinstance(key, int):
+        raise InvalidInputError(
+            f"{describe_key(key)} does not tell its tokens, which hashes, events and partial matches need; "
+            "give requests key_form=KeyForm.TOKENS"
+        )
     return array("i", key).tobytes() if isinstance(key, range) else key[0]  # type: ignore[return-value]
 
 
@@ -56,11 +66,22 @@ def num_key_tokens(key: PackedKey) -> int:
     """Tokens in a packed key."""
     if key.__class__ is bytes:
         return len(key) >> 2
+    if isinstance(key, int):
+        return key & (1 << _LENGTH_BITS) - 1
     return len(key) if isinstance(key, range) else len(key[0]) >> 2  # type: ignore[arg-type]
+
+
+def describe_key(key: PackedKey) -> str:
+    """A key for a reader: its tokens, or the beginning of its digest."""
+    if isinstance(key, int):
+        return f"digest {key >> _LENGTH_BITS:032x}"[:15]
+    return " ".join(map(str, array("i", token_bytes(key))))
 
 
 def first_token_of(key: PackedKey) -> object:
     """Everything two keys must share before a partial match is possible: constraints and first token."""
+    if isinstance(key, int):
+        return key
     if isinstance(key, (bytes, range)):
         return token_bytes(key[:1]) if isinstance(key, range) else key[:4]
     tokens, extra_ids, *constraints = key
@@ -68,14 +89,16 @@ def first_token_of(key: PackedKey) -> object:
 
 
 def token_at(key: PackedKey, position: int) -> bytes | None:
-    """The token at a position of a plain key, empty behind the last; None for a constrained key."""
-    if isinstance(key, tuple):
+    """The token at a position of a plain key, empty behind the last; None for a constrained key or a digest."""
+    if isinstance(key, (tuple, int)):
         return None
     return token_bytes(key[position : position + 1]) if isinstance(key, range) else key[4 * position : 4 * position + 4]
 
 
 def num_matching_tokens(key: PackedKey, other: PackedKey) -> int:
     """Leading tokens two keys share; 0 unless all their constraints are equal. C++: BlockKey::numMatchingTokens."""
+    if isinstance(key, int) or isinstance(other, int):
+        return num_key_tokens(key) if key == other else 0
     if isinstance(key, (bytes, range)) and isinstance(other, (bytes, range)):
         return _common_units(token_bytes(key), token_bytes(other), 4)
     if isinstance(key, (bytes, range)) or isinstance(other, (bytes, range)) or key[2:] != other[2:]:
@@ -98,8 +121,8 @@ def _common_units(left: bytes, right: bytes, width: int) -> int:
 
 
 def supports_partial_matching(key: PackedKey) -> bool:
-    """Multimodal blocks match as a whole or not at all. C++: BlockKey::supportsPartialMatching."""
-    return isinstance(key, (bytes, range)) or not key[4]
+    """Multimodal blocks and digests match as a whole or not at all. C++: BlockKey::supportsPartialMatching."""
+    return isinstance(key, (bytes, range)) or (not isinstance(key, int) and not key[4])
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +155,9 @@ class BlockKey:
 
     @classmethod
     def unpack(cls, key: PackedKey) -> BlockKey:
-        """The readable form of a packed key."""
+        """The readable form of a packed key. InvalidInputError for a digest."""
         tokens = tuple(array("i", token_bytes(key)))
-        if isinstance(key, (bytes, range)):
+        if isinstance(key, (bytes, range, int)):
             return cls(tokens)
         extra = None if key[1] is None else tuple(array("Q", key[1]))
         return cls(tokens, extra, key[2], key[3], key[4])
@@ -236,13 +259,13 @@ def _load_compiled_mixer() -> Callable[[bytes, int], int] | None:
 
 
 def hash_block_key(key: PackedKey, parent_hash: int = 0) -> int:
-    """64-bit hash of a packed key, chained to the hash of its parent (0 for the first block).
+    """64-bit hash of a packed key, chained to the hash of its parent (0 for the first block); none of a digest.
 
     The salt counts only where the parent hash is 0. C++: BlockKeyHasher::hash.
     """
     data = token_bytes(key)
     seed = len(data) >> 2 ^ (parent_hash * _PARENT_FACTOR & _MASK64)
-    if isinstance(key, (bytes, range)):
+    if isinstance(key, (bytes, range, int)):
         return mix_tokens(data, seed)
     tokens = array("I", data)
     _, extra_ids, lora_task_id, cache_salt, extra_keys = key
@@ -313,6 +336,15 @@ is made for every block, and the garbage collector stops tracking them.
 """
 
 
+NO_HASH: Final[HashLink] = (0, 0)
+"""The link of every digest: resolving it is refused, as for all that is chained to it."""
+
+
+def link_hash(key: PackedKey, parent: HashLink | int) -> HashLink:
+    """The link of a key behind a parent."""
+    return NO_HASH if key.__class__ is int else (key, parent)
+
+
 def resolve_hash(link: HashLink | int) -> int:
     """The hash that a link stands for; walks back to the nearest number, without recursion."""
     keys: list[PackedKey] = []
@@ -381,17 +413,23 @@ def build_block_keys_of(
     request: LlmRequest, tokens: array[int], tokens_per_block: int, usable_size: int, allow_partial: bool
 ) -> list[PackedKey]:
     """Packed keys of other tokens of the request, such as its encoder tokens, under the same constraints."""
+    keys = _build_plain_keys(request, tokens, tokens_per_block, usable_size, allow_partial)
+    return convert_keys(keys, tokens_per_block, request.key_form)
+
+
+def _build_plain_keys(
+    request: LlmRequest, tokens: array[int], tokens_per_block: int, usable_size: int, allow_partial: bool
+) -> list[PackedKey]:
     if usable_size > len(tokens):
         raise InvalidInputError(
             f"request {request.request_id} has {len(tokens)} such tokens, {usable_size} were asked for; "
             "give an input length of at most its tokens plus one"
         )
     end = usable_size if allow_partial else usable_size - usable_size % tokens_per_block
-    keys = [
+    return [
         _make_key(request, tokens, start, min(start + tokens_per_block, end))
         for start in range(0, end, tokens_per_block)
     ]
-    return fold_each(keys, tokens_per_block) if request.folds_consecutive_tokens else keys
 
 
 def build_encoder_keys(
@@ -402,7 +440,7 @@ def build_encoder_keys(
     An encoder looks both ways, so its states depend on all tokens: a common beginning is not enough to share blocks.
     The digest of the whole input therefore stands in every key, together with the request's salt.
     """
-    keys = build_block_keys_of(request, tokens, tokens_per_block, usable_size, allow_partial)
+    keys = _build_plain_keys(request, tokens, tokens_per_block, usable_size, allow_partial)
     salt = f"{request.cache_salt!r} of encoder input {sha256(tokens.tobytes()).hexdigest()}"
     packed = (key if isinstance(key, tuple) else (token_bytes(key), None, None, None, ()) for key in keys)
     return [_pack(data, extra_ids, lora, salt, extra_keys) for data, extra_ids, lora, _, extra_keys in packed]
@@ -429,17 +467,47 @@ def _slice_keys(
     if is_plain(request):
         width = tokens_per_block * 4
         data = tokens.tobytes() if first == 0 else tokens[first * tokens_per_block :].tobytes()
-        if request.folds_consecutive_tokens:
+        if request.key_form is KeyForm.RUNS:
             return fold_tokens(data[: (last - first) * width], tokens_per_block)
+        if request.key_form is KeyForm.DIGESTS:
+            return digest_tokens(data[: (last - first) * width], tokens_per_block)
         return [data[start : start + width] for start in range(0, (last - first) * width, width)]
     keys = [
         _make_key(request, tokens, index * tokens_per_block, (index + 1) * tokens_per_block)
         for index in range(first, last)
     ]
-    return fold_each(keys, tokens_per_block) if request.folds_consecutive_tokens else keys
+    return convert_keys(keys, tokens_per_block, request.key_form)
 
 
-def fold_each(keys: Sequence[PackedKey], tokens_per_block: int) -> list[PackedKey]:
+def convert_keys(keys: Sequence[PackedKey], tokens_per_block: int, key_form: KeyForm) -> list[PackedKey]:
+    """Keys of tokens, under constraints or not, in the form in which requests of this key form have them."""
+    if key_form is KeyForm.RUNS:
+        return _fold_each(keys, tokens_per_block)
+    if key_form is KeyForm.DIGESTS:
+        return [_digest_key(key) if num_key_tokens(key) == tokens_per_block else key for key in keys]
+    return list(keys)
+
+
+def digest_tokens(data: bytes, tokens_per_block: int) -> list[PackedKey]:
+    """Digests of full blocks of int32 tokens without constraints. A hot loop, equal to ``_digest_key`` of each."""
+    width = tokens_per_block * 4
+    view = memoryview(data)
+    from_bytes = int.from_bytes
+    return [
+        from_bytes(sha256(view[start : start + width]).digest()[:16], "big") << _LENGTH_BITS | tokens_per_block
+        for start in range(0, len(data), width)
+    ]
+
+
+def _digest_key(key: PackedKey) -> int:
+    """128 bits of the SHA-256 of the tokens and whatever constrains them, above the number of tokens."""
+    data = token_bytes(key)
+    if isinstance(key, tuple):
+        data += repr(tuple(key[1:])).encode()
+    return int.from_bytes(sha256(data).digest()[:16], "big") << _LENGTH_BITS | num_key_tokens(key)
+
+
+def _fold_each(keys: Sequence[PackedKey], tokens_per_block: int) -> list[PackedKey]:
     """Keys with the full plain ones folded as ``fold_tokens`` does."""
     is_full = [isinstance(key, bytes) and len(key) == 4 * tokens_per_block for key in keys]
     data = b"".join(token_bytes(key) for key, full in zip(keys, is_full, strict=True) if full)

@@ -464,7 +464,7 @@ class BlockManager:
 
     def reset_reuse_state(self) -> None:
         """Forget everything cached: an empty tree for all windows."""
-        self.lookup_tree = UnifiedBlockTree(self.settings.hash_map_order, self.lookup_tree.folds_consecutive_tokens)
+        self.lookup_tree = UnifiedBlockTree(self.settings.hash_map_order, self.lookup_tree.key_form)
         for manager in self.window_block_managers.values():
             manager.reset_reuse_state(self.lookup_tree)
 

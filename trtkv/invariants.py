@@ -11,7 +11,14 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
-from trtkv.block_key import BlockKey, PackedKey, build_block_keys_of, build_encoder_keys, hash_block_key, num_key_tokens
+from trtkv.block_key import (
+    PackedKey,
+    build_block_keys_of,
+    build_encoder_keys,
+    describe_key,
+    hash_block_key,
+    num_key_tokens,
+)
 from trtkv.common import (
     PLACEHOLDER_BLOCK_ID,
     PLACEHOLDER_LEVEL,
@@ -29,7 +36,7 @@ from trtkv.generation_request import GenerationRequest, SequenceWindow
 from trtkv.kv_cache_block import KVCacheBlock
 from trtkv.kv_cache_index import NULL_INDEX
 from trtkv.kv_cache_manager import KVCacheManager
-from trtkv.llm_request import LlmRequest
+from trtkv.llm_request import KeyForm, LlmRequest
 from trtkv.radix_block_tree import LookupNodePtr
 from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY
 from trtkv.templated_trie import ChildMap
@@ -118,7 +125,7 @@ class _Tree:
         keys = [node.key]
         while (node := self.above.get(id(node), self.root)) is not self.root:
             keys.append(node.key)
-        return "node " + "/".join(str(list(BlockKey.unpack(key).tokens)) for key in reversed(keys))
+        return "node " + "/".join(f"[{describe_key(key)}]" for key in reversed(keys))
 
     def find_violations(self) -> Iterator[str]:
         """Rules 8, 9 and 10, seen from the nodes."""
@@ -404,13 +411,14 @@ class _Window:
             return
         if block.block_key != node.key:
             yield (
-                f"11: block {block.block_id} has key {BlockKey.unpack(block.block_key)}, its node is "
+                f"11: block {block.block_id} has key [{describe_key(block.block_key)}], its node is "
                 f"{self._tree.name(node)}"
             )
         num_tokens = num_key_tokens(block.block_key)
         if block.is_full != (num_tokens == self._settings.tokens_per_block):
             yield f"11: block {block.block_id} has {num_tokens} tokens and full flag {block.is_full}"
-        if not self._settings.compatibility or not self._settings.is_swa:
+        has_hash = self._window.matcher.tree.key_form is not KeyForm.DIGESTS
+        if has_hash and (not self._settings.compatibility or not self._settings.is_swa):
             expected = self._tree.chain_hash(node)
             if block.hash != expected:
                 yield f"12: block {block.block_id} has hash {block.hash:016x}, its path gives {expected:016x}"

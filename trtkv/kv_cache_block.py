@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from trtkv.block_key import EMPTY_KEY, HashLink, PackedKey, resolve_hash, token_bytes
+from trtkv.block_key import EMPTY_KEY, HashLink, PackedKey, link_hash, num_key_tokens, resolve_hash
 from trtkv.common import CACHED_BLOCKS_ROOT_ID, PLACEHOLDER_BLOCK_ID, BlockId, Priority
 from trtkv.errors import check
 from trtkv.kv_cache_index import NULL_INDEX, SECONDARY_POOL_FLAG, KVCacheIndex
@@ -137,7 +137,7 @@ class KVCacheBlock(Node[PackedKey, "KVCacheBlock"]):
     @property
     def has_tokens(self) -> bool:
         """Whether a key with tokens was ever set: evidence that the block may hold state."""
-        return bool(token_bytes(self.key))
+        return num_key_tokens(self.key) > 0
 
     @property
     def is_full(self) -> bool:
@@ -153,7 +153,10 @@ class KVCacheBlock(Node[PackedKey, "KVCacheBlock"]):
 
     @property
     def hash(self) -> int:
-        """64-bit chain hash, computed at the first reading with the value of the time it was set."""
+        """64-bit chain hash, computed at the first reading with the value of the time it was set.
+
+        InvalidInputError where keys are digests.
+        """
         value = self._hash
         if not isinstance(value, int):
             value = self._hash = resolve_hash(value)
@@ -166,7 +169,7 @@ class KVCacheBlock(Node[PackedKey, "KVCacheBlock"]):
     def compute_hash(self) -> None:
         """Chain the hash of the key to that of the predecessor in the sequence. C++: setHash()."""
         prev = self._prev_block_in_seq
-        self._hash = (self.key, 0 if prev is None else prev._hash)
+        self._hash = link_hash(self.key, 0 if prev is None else prev._hash)
 
     @property
     def prev_block_in_seq(self) -> KVCacheBlock | None:

@@ -40,7 +40,7 @@ from trtkv.kv_cache_event_manager import KVCacheEventManager
 from trtkv.kv_cache_events import KVCacheEvent
 from trtkv.kv_cache_index import NULL_ENTRY
 from trtkv.linear_attention import LinearAttentionMetadata
-from trtkv.llm_request import LlmRequest, to_token_array
+from trtkv.llm_request import KeyForm, LlmRequest, to_token_array
 from trtkv.pool_tensors import PoolTensors
 from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY
 from trtkv.stats import KvCacheIterationStats, KvCacheStats
@@ -381,9 +381,10 @@ class KVCacheManager:
             return
         with self._lock:
             plans, lengths = None, None
+            self._check_key_forms(llm_requests)
             if not self._compatibility:
                 plans, lengths = self._plan_batch(request_infos, llm_requests)
-            self._block_manager.lookup_tree.folds_consecutive_tokens = llm_requests[0].folds_consecutive_tokens
+            self._block_manager.lookup_tree.key_form = llm_requests[0].key_form
             sequences = [
                 self._create_sequence(info, request) for info, request in zip(request_infos, llm_requests, strict=True)
             ]
@@ -471,20 +472,31 @@ class KVCacheManager:
                 request.check_prepopulated_prompt_len(lengths[index], self._tokens_per_block)
         return plans, lengths
 
-    def _check_folding(self, llm_requests: Sequence[LlmRequest]) -> None:
-        tree = self._block_manager.lookup_tree
+    def _check_key_forms(self, llm_requests: Sequence[LlmRequest]) -> None:
+        tree, settings = self._block_manager.lookup_tree, self._block_manager.settings
         is_empty = not self._sequences and not tree.root.has_children
-        folds = llm_requests[0].folds_consecutive_tokens if is_empty else tree.folds_consecutive_tokens
+        key_form = llm_requests[0].key_form if is_empty else tree.key_form
         for request in llm_requests:
-            if request.folds_consecutive_tokens != folds:
+            if request.key_form is not key_form:
                 raise InvalidInputError(
-                    f"request {request.request_id} has folds_consecutive_tokens={request.folds_consecutive_tokens}, "
-                    "others of this manager do not; give all requests the same"
+                    f"request {request.request_id} has key_form={request.key_form}, others of this manager have "
+                    f"{key_form}; give all requests the same"
                 )
+        if key_form is not KeyForm.DIGESTS:
+            return
+        needs_tokens = {
+            "partial reuse": settings.enable_partial_reuse,
+            "an event manager": self._event_manager is not None,
+            "hash-map order": settings.hash_map_order,
+        }
+        if any(needs_tokens.values()):
+            raise InvalidInputError(
+                f"request {llm_requests[0].request_id} has key_form={key_form}, which does not go with "
+                f"{' or '.join(name for name, needs in needs_tokens.items() if needs)}; construct the manager without"
+            )
 
     def _check_batch(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> None:
         seen: set[RequestId] = set()
-        self._check_folding(llm_requests)
         for (request_id, input_length, beam_width), request in zip(request_infos, llm_requests, strict=True):
             self._check_new(request_id)
             if request_id in seen:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from trtkv.block_key import BlockKey
+from trtkv.block_key import describe_key
 from trtkv.common import (
     PLACEHOLDER_LEVEL,
     PRIMARY_LEVEL,
@@ -86,7 +86,7 @@ def _draw_tree(root: LookupNodePtr, windows: Iterable[WindowBlockManager]) -> li
 def _list_nodes(node: LookupNodePtr, depth: int) -> list[tuple[str, LookupNodePtr]]:
     result = []
     for child in reversed(list(node.ordered_children())):
-        result.append(("  " * depth + " ".join(map(str, BlockKey.unpack(child.key).tokens)), child))
+        result.append(("  " * depth + describe_key(child.key), child))
         result += _list_nodes(child, depth + 1)
     return result
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias, cast
 from trtkv import block_key
 from trtkv.block_key import EMPTY_KEY, PackedKey
 from trtkv.hash_map_order import HashMapOrder
+from trtkv.llm_request import KeyForm
 from trtkv.partial_match_index import EqualMatches, KeyFunctions
 from trtkv.templated_trie import ChildMap, ManyValuedNode, Node, Trie
 
@@ -36,12 +37,12 @@ class UnifiedBlockTree(Trie[PackedKey, "KVCacheBlock"]):
 
     With ``hash_map_order`` equal partial matches are taken in the reference's iteration order (see HashMapOrder);
     otherwise most recently inserted first. ``num_ties`` counts partial look-ups whose two longest candidates
-    matched equally. ``folds_consecutive_tokens`` says that the requests that store blocks fold their keys.
+    matched equally. ``key_form`` is that of the requests that store blocks.
     """
 
-    def __init__(self, hash_map_order: bool = False, folds_consecutive_tokens: bool = False) -> None:
+    def __init__(self, hash_map_order: bool = False, key_form: KeyForm = KeyForm.TOKENS) -> None:
         super().__init__(HashMapOrderedNode if hash_map_order else LookupNode, EMPTY_KEY)
-        self.folds_consecutive_tokens = folds_consecutive_tokens
+        self.key_form = key_form
         self.num_ties = 0
 
     @property
@@ -51,7 +52,7 @@ class UnifiedBlockTree(Trie[PackedKey, "KVCacheBlock"]):
 
     def stored_form(self, keys: Sequence[PackedKey], tokens_per_block: int) -> Sequence[PackedKey]:
         """Keys as they would be stored; for keys that were not made by a request."""
-        return block_key.fold_each(keys, tokens_per_block) if self.folds_consecutive_tokens else keys
+        return block_key.convert_keys(keys, tokens_per_block, self.key_form)
 
     def find_partial_matches(self, node: LookupNodePtr, key: PackedKey) -> Iterator[tuple[int, LookupNodePtr]]:
         """Children of a node that share leading tokens with a key, as (shared tokens, child), longest first."""

@@ -14,7 +14,7 @@ from tests.users.serving import admit, compute, serve
 from trtkv.block_key import BlockKey, build_block_keys, hash_block_key
 from trtkv.errors import OutOfBlocksError, TrtkvError
 from trtkv.kv_cache_events import KVCacheStoredData
-from trtkv.llm_request import LlmRequest, MultimodalInput
+from trtkv.llm_request import KeyForm, LlmRequest, MultimodalInput
 
 IMAGE_TOKEN = 9
 
@@ -31,7 +31,7 @@ class Content:
     image_position: int = 0
     image_length: int = 0
 
-    def make_request(self, request_id: int) -> LlmRequest:
+    def make_request(self, request_id: int, key_form: KeyForm = KeyForm.TOKENS) -> LlmRequest:
         image = None
         if self.image is not None:
             image = MultimodalInput([[self.image] * 8], [self.image_position], [self.image_length])
@@ -42,6 +42,7 @@ class Content:
             cache_salt=self.cache_salt,
             input_token_extra_ids=self.extra_ids,
             multimodal_input=image,
+            key_form=key_form,
         )
 
 
@@ -73,9 +74,13 @@ def describe_prefix(content: Content, num_tokens: int) -> object:
     return content.tokens[:num_tokens], content.lora_task_id, content.cache_salt, extra_ids, image
 
 
-@pytest.mark.parametrize("enable_partial_reuse", [False, True])
+@pytest.mark.parametrize(
+    ("enable_partial_reuse", "key_form"), [(False, KeyForm.TOKENS), (True, KeyForm.TOKENS), (False, KeyForm.DIGESTS)]
+)
 @pytest.mark.parametrize("seed", range(6))
-def test_what_differs_in_anything_but_tokens_is_never_shared(seed: int, enable_partial_reuse: bool) -> None:
+def test_what_differs_in_anything_but_tokens_is_never_shared(
+    seed: int, enable_partial_reuse: bool, key_form: KeyForm
+) -> None:
     """Isolation: a cached token is used only behind the same prefix, adapter, salt, extra ids and image."""
     rng = random.Random(seed)
     manager = make_kv_cache_manager(48, enable_partial_reuse=enable_partial_reuse)
@@ -83,7 +88,7 @@ def test_what_differs_in_anything_but_tokens_is_never_shared(seed: int, enable_p
     num_hits = 0
     for index in range(250):
         content = draw_content(rng)
-        request = content.make_request(index)
+        request = content.make_request(index, key_form)
         admit(manager, request)
         num_cached = request.prepopulated_prompt_len
         num_hits += num_cached > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from trtkv.block_key import token_bytes
 from trtkv.block_listener import BlockListener, RemovalReason
 from trtkv.common import PRIMARY_LEVEL, SECONDARY_LEVEL, KvCacheTransferMode, Priority
 from trtkv.eviction_policy import LRUEvictionPolicy
@@ -83,7 +82,7 @@ class BlockClaimer:
         for block in blocks:
             if block._lookup_node is not None:
                 block.detach_from_lookup_node()
-            elif not token_bytes(block.key):
+            elif not block.has_tokens:
                 counters.alloc_new += 1
         return blocks
 

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from trtkv.block_key import (
+    NO_HASH,
     HashLink,
     PackedKey,
     build_block_keys,
     build_block_keys_of,
     build_encoder_keys,
+    link_hash,
     make_empty_key,
     num_key_tokens,
     resolve_hash,
@@ -33,7 +35,7 @@ from trtkv.kv_cache_event_manager import KVCacheEventManager
 from trtkv.kv_cache_events import KVCacheUpdatedData
 from trtkv.kv_cache_index import SECONDARY_POOL_FLAG
 from trtkv.kv_cache_transfer_manager import KVCacheTransferManager
-from trtkv.llm_request import LlmRequest
+from trtkv.llm_request import KeyForm, LlmRequest
 from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY, RetentionPriorityAndDuration
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.counters import BlockCounters
@@ -457,13 +459,15 @@ class BlockLoader:
             return
         blocks = self._claimer.get_free_blocks(count)
         prev = window.held[-1] if first else None
-        link: HashLink | int = 0 if prev is None else prev._hash
+        has_hashes = claim.request.key_form is not KeyForm.DIGESTS
+        link: HashLink | int = NO_HASH if not has_hashes else 0 if prev is None else prev._hash
         for block, key in zip(blocks, keys, strict=True):
             block._ref_count = 1
             block._prev_block_in_seq = prev
             block.key = key
             block._is_full = True
-            link = (key, link)
+            if has_hashes:
+                link = (key, link)
             block._hash = link
             prev = block
         if prev is not None and count:
@@ -514,7 +518,8 @@ class BlockLoader:
 
     def _link(self, key: PackedKey, parent: HashLink | int) -> HashLink | int:
         """A hash to be computed when it is read; at once where every hash will be reported."""
-        return (key, parent) if self._event_manager is None else resolve_hash((key, parent))
+        link = link_hash(key, parent)
+        return link if self._event_manager is None else resolve_hash(link)
 
     def _set_key(self, block: KVCacheBlock, key: PackedKey) -> None:
         block.set_block_key(key, num_key_tokens(key) == self._settings.tokens_per_block)

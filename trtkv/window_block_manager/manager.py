@@ -298,7 +298,7 @@ class WindowBlockManager:
             (bytes(piece), extra, lora_task_id, cache_salt, extra_keys)
             for piece, extra in zip(pieces, extras, strict=True)
         ]
-        return self.matcher.search_reuse_tree(keys)
+        return self.find_blocks_in_reuse_tree_by_block_keys(keys)
 
     def find_blocks_in_reuse_tree_by_block_keys(self, block_keys: Sequence[PackedKey]) -> KVCacheBlock | None:
         """The block at the end of a list of keys, one per block. Changes nothing."""

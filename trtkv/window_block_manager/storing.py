@@ -10,6 +10,7 @@ from trtkv.block_key import (
     PackedKey,
     build_block_keys,
     build_encoder_keys,
+    link_hash,
     num_key_tokens,
     resolve_hash,
 )
@@ -135,7 +136,7 @@ class BlockStorer:
                 parent_hash = prev._hash
             elif block._block_id == PLACEHOLDER_BLOCK_ID:
                 prev = self._nearest_ancestor(node)
-                parent_hash = prev._hash if self._settings.compatibility else (key, parent_hash)
+                parent_hash = prev._hash if self._settings.compatibility else link_hash(key, parent_hash)
             else:
                 self._move_to_node(block, node, key, prev, parent_hash, existing)
                 stored.append(StoredBlock(block, node, parent_hash))
@@ -171,7 +172,7 @@ class BlockStorer:
             block.replace_at_lookup_node(existing)
         block.set_block_key(key, num_key_tokens(key) == self._settings.tokens_per_block)
         block._prev_block_in_seq = prev
-        link: HashLink = (key, parent_hash)
+        link = link_hash(key, parent_hash)
         block._hash = link if self._event_manager is None else resolve_hash(link)
 
     def _report_stored(self, stored: Sequence[StoredBlock], event_manager: KVCacheEventManager) -> None:
@@ -277,7 +278,7 @@ class BlockStorer:
         link = block._hash
         parent = prev._hash
         if isinstance(link, int) or link[0] is not key or link[1] is not parent:
-            block._hash = (key, parent)
+            block._hash = link_hash(key, parent)
 
     def _nearest_ancestor(self, node: LookupNodePtr) -> KVCacheBlock:
         ancestor = node.parent

@@ -1,9 +1,12 @@
-"""Keys of consecutive tokens, folded to ranges: they mean what the bytes mean."""
+"""Keys of full blocks as ranges of consecutive tokens or as digests: they find what the tokens find."""
 
 from __future__ import annotations
 
 import random
 from array import array
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any
 
 import pytest
 
@@ -11,7 +14,11 @@ from tests.builders import TOKENS_PER_BLOCK, add, finish_prompt, make_kv_cache_m
 from trtkv import KVCacheManager, LlmRequest
 from trtkv.block_key import (
     BlockKey,
+    MmKey,
     PackedKey,
+    convert_keys,
+    describe_key,
+    digest_tokens,
     first_token_of,
     fold_tokens,
     hash_block_key,
@@ -23,7 +30,9 @@ from trtkv.block_key import (
 from trtkv.common import MAX_INT32
 from trtkv.errors import InvalidInputError, OutOfBlocksError
 from trtkv.invariants import check_invariants
-from trtkv.llm_request import LlmRequestState, MultimodalInput
+from trtkv.kv_cache_event_manager import KVCacheEventManager
+from trtkv.llm_request import KeyForm, LlmRequestState, MultimodalInput
+from trtkv.picture import draw
 
 
 def to_bytes(*tokens: int) -> bytes:
@@ -60,13 +69,105 @@ def test_a_folded_key_means_what_its_bytes_mean(other: tuple[int, ...]) -> None:
     assert num_matching_tokens(folded, constrained) == num_matching_tokens(constrained, folded) == 0
 
 
+# -- digests ----------------------------------------------------------------------------------------
+
+
+def make_key(tokens: tuple[int, ...], **constraints: Any) -> PackedKey:
+    return BlockKey(tokens, **constraints).packed
+
+
+def test_digest_is_that_of_the_tokens() -> None:
+    data = to_bytes(1, 2, 3, 4, 5, 6)
+    expected = [int.from_bytes(sha256(part).digest()[:16], "big") << 20 | 3 for part in (data[:12], data[12:])]
+    assert digest_tokens(data, 3) == expected
+    assert convert_keys([data[:12], data[12:], data[:8]], 3, KeyForm.DIGESTS) == [*expected, data[:8]]
+    assert digest_tokens(b"", 3) == []
+
+
+def test_digests_differ_where_anything_differs() -> None:
+    image = MmKey(bytes(32), 0, None)
+    keys = [
+        make_key((1, 2, 3)),
+        make_key((1, 2, 4)),
+        make_key((1, 2, 3), lora_task_id=0),
+        make_key((1, 2, 3), lora_task_id=1),
+        make_key((1, 2, 3), cache_salt=""),
+        make_key((1, 2, 3), cache_salt="a"),
+        make_key((1, 2, 3), extra_ids=(0, 0, 0)),
+        make_key((1, 2, 3), extra_ids=(0, 0, 1)),
+        make_key((1, 2, 3), extra_keys=(image,)),
+        make_key((1, 2, 3), extra_keys=(image._replace(start_offset=1),)),
+        make_key((1, 2, 3), extra_keys=(image._replace(uuid="None"),)),
+        make_key((1, 2, 3), extra_keys=(image, image)),
+    ]
+    digests = convert_keys(keys, 3, KeyForm.DIGESTS)
+    assert all(isinstance(digest, int) for digest in digests)
+    assert len(set(digests)) == len(keys)
+    assert convert_keys(keys, 3, KeyForm.DIGESTS) == digests
+
+
+def test_digest_tells_its_length_and_nothing_else() -> None:
+    digest, other = convert_keys([to_bytes(1, 2, 3), to_bytes(1, 2, 4)], 3, KeyForm.DIGESTS)
+    assert num_key_tokens(digest) == 3
+    assert not supports_partial_matching(digest)
+    assert (num_matching_tokens(digest, digest), num_matching_tokens(digest, other)) == (3, 0)
+    assert num_matching_tokens(digest, to_bytes(1, 2, 3)) == num_matching_tokens(to_bytes(1, 2, 3), digest) == 0
+    assert first_token_of(digest) != first_token_of(other)
+    assert describe_key(digest).startswith("digest ")
+    calls: list[Callable[[PackedKey], object]] = [token_bytes, BlockKey.unpack, hash_block_key]
+    for ask in calls:
+        with pytest.raises(InvalidInputError, match="does not tell its tokens"):
+            ask(digest)
+
+
+def serve_one(manager: KVCacheManager, request: LlmRequest) -> None:
+    manager.store_context_blocks(finish_prompt(add(manager, request)))
+    manager.remove_sequence(request.request_id, request)
+
+
+def test_hashes_of_digests_are_refused_and_drawings_are_not() -> None:
+    manager = make_kv_cache_manager(16, enable_partial_reuse=False)
+    request = make_request(1, 13, key_form=KeyForm.DIGESTS)
+    add(manager, request)
+    with pytest.raises(InvalidInputError, match="does not tell its tokens"):
+        manager.commit_and_get_block_hashes_for_request(request, 64)
+    check_invariants(manager, {1: request})
+    manager.store_context_blocks(finish_prompt(request))
+    blocks = [b for b in manager.block_manager.window_block_managers[64].block_objects() if b.lookup_node is not None]
+    for block in blocks:
+        with pytest.raises(InvalidInputError, match="does not tell its tokens"):
+            _ = block.hash
+    assert len(blocks) == 3
+    assert "digest " in draw(manager)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"enable_partial_reuse": True}, "partial reuse"),
+        ({"enable_partial_reuse": False, "event_manager": KVCacheEventManager(10)}, "an event manager"),
+        ({"enable_partial_reuse": False, "hash_map_order": True}, "hash-map order"),
+        ({"enable_partial_reuse": False, "compatibility": True}, "hash-map order"),
+    ],
+)
+def test_digests_are_refused_where_tokens_are_needed(options: dict[str, Any], reason: str) -> None:
+    manager = make_kv_cache_manager(16, **options)
+    with pytest.raises(InvalidInputError, match=f"request 1 has key_form=KeyForm.DIGESTS.*{reason}"):
+        add(manager, make_request(1, 13, key_form=KeyForm.DIGESTS))
+    assert not manager.sequences
+    add(manager, make_request(1, 13))
+
+
+# -- servers ----------------------------------------------------------------------------------------
+
+
 class Server:
     """Serves prompts cut from a few runs of numbers, a few at a time."""
 
-    def __init__(self, seed: int, folds: bool, hash_map_order: bool) -> None:
+    def __init__(self, seed: int, key_form: KeyForm, **options: Any) -> None:
         self.rng = random.Random(seed)
-        self.folds = folds
-        self.manager: KVCacheManager = make_kv_cache_manager(24, 8, hash_map_order=hash_map_order)
+        self.key_form = key_form
+        self.manager: KVCacheManager = make_kv_cache_manager(24, 8, **options)
         self.live: list[LlmRequest] = []
         self.found: list[int] = []
 
@@ -75,7 +176,7 @@ class Server:
         firsts = [rng.choice([0, 100, 200]) for _ in range(rng.randint(1, 3))]
         prompt = [first + index * 8 + offset for index, first in enumerate(firsts) for offset in range(8)]
         del prompt[rng.randint(2, len(prompt)) :]
-        request = LlmRequest(request_id, prompt, 4, folds_consecutive_tokens=self.folds)
+        request = LlmRequest(request_id, prompt, 4, key_form=self.key_form)
         try:
             self.manager.add_sequence_batch([(request_id, len(prompt), 1)], [request])
         except OutOfBlocksError:
@@ -97,7 +198,7 @@ class Server:
 @pytest.mark.parametrize("hash_map_order", [False, True])
 @pytest.mark.parametrize("seed", range(12))
 def test_folding_changes_nothing_that_is_found(seed: int, hash_map_order: bool) -> None:
-    folded, plain = Server(seed, True, hash_map_order), Server(seed, False, hash_map_order)
+    folded, plain = (Server(seed, form, hash_map_order=hash_map_order) for form in (KeyForm.RUNS, KeyForm.TOKENS))
     for request_id in range(120):
         folded.serve(request_id)
         plain.serve(request_id)
@@ -105,6 +206,17 @@ def test_folding_changes_nothing_that_is_found(seed: int, hash_map_order: bool) 
     assert any(length % TOKENS_PER_BLOCK for length in plain.found if length > 0)
     blocks = folded.manager.block_manager.lookup_tree.root.ordered_children()
     assert any(isinstance(node.key, range) for node in blocks)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_digests_change_nothing_that_is_found(seed: int) -> None:
+    digests, plain = (Server(seed, form, enable_partial_reuse=False) for form in (KeyForm.DIGESTS, KeyForm.TOKENS))
+    for request_id in range(120):
+        digests.serve(request_id)
+        plain.serve(request_id)
+    assert digests.found == plain.found
+    assert any(length > 0 for length in plain.found)
+    assert any(isinstance(node.key, int) for node in digests.manager.block_manager.lookup_tree.root.ordered_children())
 
 
 def describe(manager: KVCacheManager, request: LlmRequest, tokens: list[int]) -> list[object]:
@@ -128,16 +240,18 @@ def test_what_is_asked_by_tokens_is_found_as_well(
 ) -> None:
     tokens = list(range(1, 14))
     answers = []
-    for folds in (False, True):
+    for key_form in KeyForm:
+        if enable_partial_reuse and key_form is KeyForm.DIGESTS:
+            continue
         manager = make_kv_cache_manager(
             16, enable_partial_reuse=enable_partial_reuse, copy_on_partial_reuse=copy_on_partial_reuse
         )
         image = None if image_at is None else MultimodalInput([[1] * 8], [image_at], [2])
-        first = make_request(1, tokens, multimodal_input=image, folds_consecutive_tokens=folds)
+        first = make_request(1, tokens, multimodal_input=image, key_form=key_form)
         manager.store_context_blocks(finish_prompt(add(manager, first)))
         check_invariants(manager, {1: first})
         manager.remove_sequence(1, first)
-        second = make_request(2, tokens, folds_consecutive_tokens=folds)
+        second = make_request(2, tokens, key_form=key_form)
         answer = [describe(manager, second, tokens)]
         for num_tokens in (8, 4, 0):
             manager.truncate_blocks(tokens, num_tokens)
@@ -145,14 +259,14 @@ def test_what_is_asked_by_tokens_is_found_as_well(
         manager.reset_reuse_state()
         assert manager.probe_prefix_match_length(second) == 0
         answers.append(answer)
-    assert answers[0] == answers[1]
+    assert all(answer == answers[0] for answer in answers)
     assert answers[0][0] != answers[0][-1] or image_at == 0
 
 
 def test_requests_of_a_manager_agree() -> None:
     manager = make_kv_cache_manager()
-    add(manager, make_request(1, 13, folds_consecutive_tokens=True))
-    with pytest.raises(InvalidInputError, match="request 2 has folds_consecutive_tokens=False"):
+    add(manager, make_request(1, 13, key_form=KeyForm.RUNS))
+    with pytest.raises(InvalidInputError, match=r"request 2 has key_form=KeyForm.TOKENS, others .* have KeyForm.RUNS"):
         add(manager, make_request(2, 13))
     manager.remove_sequence(1)
     add(manager, make_request(2, 13))
