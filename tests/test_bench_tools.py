@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+BYTES = {"bytes_per_block", "bytes_per_cached_token", "bytes_per_token_of_full_pool"}
 PHASES = {"add", "store", "decode", "remove", "prompt", "total"}
 
 
@@ -63,10 +64,10 @@ def test_block_manager_benchmark_fills_one_table(repository_root: Path, trace: P
     assert whole["values"]["prompt"] == pytest.approx(
         sum(whole["values"][phase] for phase in ("add", "store", "remove"))
     )
-    assert whole["ratios"]["pre total"] == 1
+    assert whole["ratios"]["preallocated total"] == 1
     assert by_work["trace-30M", "nano port", ""]["values"]["found_tokens"] == 3 * 1024
-    assert set(by_work["siblings", "trtkv lazy", "500"]["ratios"]) == {"growth"}
-    assert set(by_work["memory", "trtkv lazy", ""]["values"]) == {"bytes_per_block", "bytes_per_cached_token"}
+    assert set(by_work["siblings", "trtkv default", "500"]["ratios"]) == {"growth"}
+    assert set(by_work["memory", "trtkv digests", ""]["values"]) == BYTES
     for text in ("trace, first 4, pool 30M tokens", "trtkv preallocated", "a cached token", "left out: vllm sha256"):
         assert text in " ".join(result.stdout.split())
 

@@ -5,8 +5,8 @@ Run: ``python tools/bench_block_manager.py [--peers FOLDER] [--trace FILE] [--re
 FOLDER (or the environment variable TRTKV_PEERS) is laid out as tools/requirements-peers.txt says; a system that is not
 there is left out with a note. Every measurement is a process of its own with the interpreter of its system
 (``--vllm-python`` and so on); systems take turns, and medians over ``--repeat`` turns are shown, in microseconds.
-``ratio`` is this project's time divided by that of the row's system for the same work, for the preallocated
-variant (``pre``) and the one that makes blocks at their first use (``lazy``); in rows about growth, the row divided by
+``ratio`` is this project's time divided by that of the row's system for the same work, for a manager with default
+settings, one with preallocated block objects and one whose keys are digests; in rows about growth, the row divided by
 the first of its group. ``--clock cpu`` (the default) counts CPU time, which a busy machine disturbs less; ``wall`` the
 clock on the wall. ``--json FILE`` appends one line, so that a file holds a history.
 """
@@ -33,6 +33,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 WORKER: Final = Path(__file__).resolve().parent / "bench_peers" / "measure.py"
 PHASES: Final = ("add", "store", "decode", "remove")
 PROMPT_PHASES: Final = ("add", "store", "remove")
+BYTES: Final = ("bytes_per_block", "bytes_per_cached_token", "bytes_per_token_of_full_pool")
 
 
 class Subject(NamedTuple):
@@ -47,9 +48,10 @@ class Subject(NamedTuple):
         return f"{self.system} {self.variant}"
 
 
-LAZY: Final = Subject("trtkv", "lazy")
+DEFAULT: Final = Subject("trtkv", "default")
 PREALLOCATED: Final = Subject("trtkv", "preallocated")
-OURS: Final = (LAZY, PREALLOCATED)
+DIGESTS: Final = Subject("trtkv", "digests")
+OURS: Final = (DEFAULT, PREALLOCATED)
 EVENTS: Final = (Subject("trtkv", "events"), Subject("trtkv", "events-plain-hash"))
 PEERS: Final = (
     Subject("vllm", "sha256"),
@@ -78,7 +80,7 @@ class Group(NamedTuple):
 def groups(arguments: argparse.Namespace) -> list[Group]:
     """All work of this benchmark."""
     n, size = arguments.requests, arguments.operation_tokens
-    everyone = (*OURS, *PEERS)
+    everyone = (*OURS, DIGESTS, *PEERS)
     trace = {"case": "trace", "requests": n}
     few = {"case": "trace", "requests": max(1, min(n, 150))}
     pools = [{**few, "capacity_tokens": capacity} for capacity in (3_000_000, 30_000_000, 300_000_000)]
@@ -103,7 +105,7 @@ def groups(arguments: argparse.Namespace) -> list[Group]:
         Group("siblings", "new prompt, children of the root", OURS, children, labels=_labels(children)),
         Group("siblings-bos", "the same, one first token for all", OURS, same_start, labels=_labels(same_start)),
         Group("length", "new prompt, by tokens", OURS, lengths, labels=_labels(lengths)),
-        Group("events", f"trace, first {few['requests']}, events", (LAZY, *EVENTS), [few]),
+        Group("events", f"trace, first {few['requests']}, events", (DEFAULT, *EVENTS), [few]),
         Group("hash", "chain hash of 12,288 tokens", EVENTS, [{"case": "event_hash", "size": 12_288}]),
         Group("memory", "bytes", everyone, [memory], unit="bytes"),
     ]
@@ -240,12 +242,12 @@ def _ratios_to_ours(
     values: dict[str, float], by_subject: dict[Subject, dict[str, float]]
 ) -> tuple[str, dict[str, float]]:
     """Ours divided by this, for the prompt side and for everything, or by kind of bytes."""
-    keys = [key for key in ("prompt", "total", "bytes_per_block", "bytes_per_cached_token") if values.get(key)]
+    keys = [key for key in ("prompt", "total", *BYTES) if values.get(key)]
     ratios = {}
-    for name, ours in (("pre", PREALLOCATED), ("lazy", LAZY)):
+    for ours in (*OURS, DIGESTS):
         for key in keys:
             if ours in by_subject:
-                ratios[f"{name} {key}"] = by_subject[ours][key] / values[key]
+                ratios[f"{ours.variant} {key}"] = by_subject[ours][key] / values[key]
     return "trtkv / this", ratios
 
 
@@ -270,19 +272,18 @@ def to_table(rows: Sequence[Row], title: str) -> Table:
 
 def _cells(row: Row) -> list[str]:
     if row.unit == "bytes":
-        block, token = row.values["bytes_per_block"], row.values["bytes_per_cached_token"]
-        return ["", "", "", "", f"{block:.0f} a block", f"{token:.2f} a cached token"]
+        block, token, full = (row.values[key] for key in BYTES)
+        return ["", "", "", "", f"{block:.0f} a block", f"{token:.2f} a cached token, {full:.2f} in a full pool"]
     return [f"{row.values[key]:,.1f}" if row.values.get(key) else "" for key in (*PHASES, "prompt", "total")]
 
 
 def _ratio_text(row: Row) -> str:
     if "growth" in row.ratios:
         return f"{row.ratios['growth']:.2f} {row.ratio_of}"
-    if row.unit == "bytes":
-        return " ".join(f"{name}={value:.2f}" for name, value in row.ratios.items() if name.startswith("pre"))
+    keys = BYTES if row.unit == "bytes" else ("prompt", "total")
     parts = []
-    for name in ("pre", "lazy"):
-        values = [row.ratios[key] for key in (f"{name} prompt", f"{name} total") if key in row.ratios]
+    for name in (subject.variant for subject in (*OURS, DIGESTS)):
+        values = [row.ratios[f"{name} {key}"] for key in keys if f"{name} {key}" in row.ratios]
         if values:
             parts.append(f"{name} " + "/".join(f"{value:.2f}" for value in values))
     return ", ".join(parts)

@@ -231,19 +231,28 @@ def _siblings(spec: Spec, make: MakeSystem, clock: Clock, first_token: int | Non
 
 
 def memory(spec: Spec, make: MakeSystem, clock: Clock) -> Answer:
-    """Bytes: per block of an unused pool, and per token of ``size`` cached ones."""
+    """Bytes: per block of an unused pool, per token cached in it, and per token of a pool full of cached ones."""
     warm = make(spec.pool._replace(capacity_tokens=100 * spec.tokens_per_block))
     before = _resident_bytes()
     system = make(spec.pool)
     at_rest = (_resident_bytes() - before) / (spec.capacity_tokens // spec.tokens_per_block)
     length = 256 * spec.tokens_per_block
+    num_prompts = spec.size // length
     used = make(spec.pool)
     before = _resident_bytes()
-    for number in range(spec.size // length):
-        _add_and_free(used, number, used.prepare(unique(number, length)), clock, _Split())
-    cached = (_resident_bytes() - before) / (spec.size // length * length)
-    del warm, system
-    return {"bytes_per_block": at_rest, "bytes_per_cached_token": cached}
+    _cache_prompts(used, range(num_prompts), length, clock)
+    cached = (_resident_bytes() - before) / (num_prompts * length)
+    before = _resident_bytes()
+    full = make(spec.pool._replace(capacity_tokens=num_prompts * length))
+    _cache_prompts(full, range(num_prompts, 2 * num_prompts), length, clock)
+    in_full_pool = (_resident_bytes() - before) / (num_prompts * length)
+    del warm, system, used, full
+    return {"bytes_per_block": at_rest, "bytes_per_cached_token": cached, "bytes_per_token_of_full_pool": in_full_pool}
+
+
+def _cache_prompts(system: System, numbers: range, length: int, clock: Clock) -> None:
+    for number in numbers:
+        _add_and_free(system, number, system.prepare(unique(number, length)), clock, _Split())
 
 
 def _resident_bytes() -> int:

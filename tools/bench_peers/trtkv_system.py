@@ -1,4 +1,4 @@
-"""This project's KVCacheManager. Variants: lazy, preallocated, events, events-plain-hash."""
+"""This project's KVCacheManager. Variants: default, preallocated, digests, events, events-plain-hash."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench_peers.system import Pool
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from trtkv import DataType, KVCacheManager, LlmRequest, LlmRequestState, block_key
+from trtkv import DataType, KeyForm, KVCacheManager, LlmRequest, LlmRequestState, block_key
 from trtkv.kv_cache_event_manager import KVCacheEventManager
 from trtkv.llm_request import add_new_token_to_each
 
@@ -24,13 +24,14 @@ _EVENT_CAPACITY = 1 << 20
 
 
 class BenchSystem:
-    """One layer of one int8 element, one full-attention window, reuse with partial matches."""
+    """One layer of one int8 element, one full-attention window, reuse with partial matches unless keys are digests."""
 
     def __init__(self, pool: Pool, variant: str) -> None:
         width = pool.tokens_per_block
         window = -(-pool.max_tokens // width) * width
         self._batch: Sequence[LlmRequest] = ()
         self._batch_ids: list[int] = []
+        self._key_form = KeyForm.DIGESTS if variant == "digests" else KeyForm.TOKENS
         self._has_events = variant.startswith("events")
         if variant == "events-plain-hash":
             block_key.mix_tokens = block_key.mix_tokens_plainly
@@ -46,6 +47,7 @@ class BenchSystem:
             [window],
             DataType.INT8,
             max_sequence_length=window,
+            enable_partial_reuse=variant != "digests",
             preallocate_blocks=variant == "preallocated",
             event_manager=KVCacheEventManager(_EVENT_CAPACITY) if self._has_events else None,
         )
@@ -56,7 +58,7 @@ class BenchSystem:
 
     def add(self, request_id: int, prompt: array[int]) -> tuple[LlmRequest, int]:
         """Keys, match and allocation in one call."""
-        request = LlmRequest(request_id, prompt)
+        request = LlmRequest(request_id, prompt, key_form=self._key_form)
         self._manager.add_sequence_batch([(request_id, len(prompt), 1)], [request])
         return request, request.prepopulated_prompt_len
 
