@@ -64,7 +64,7 @@ def describe_window(window: WindowBlockManager) -> Snapshot:
                 block.ref_count,
                 block.memory_pool_block_index,
                 block.priority,
-                block.duration_ms,
+                policy.get_duration_ms(block),
                 block.block_key,
                 block.is_full,
                 block.hash if has_hashes else None,

@@ -39,6 +39,8 @@ _MEMORY: Final = "managers only count; memory is a layer of its own"
 _NO_STREAM: Final = "no CUDA stream in the manager; the copy engine has its own"
 _MANAGER: Final = "trtkv.kv_cache_manager:KVCacheManager."
 _PARTS: Final = "trtkv.window_block_manager."
+_POLICY: Final = "trtkv.eviction_policy:LRUEvictionPolicy."
+_FEW_HAVE_ONE: Final = "few blocks have one, so the eviction policy keeps it"
 _CONSTRUCTOR: Final = "done by the constructor"
 
 KV_CACHE_MANAGER: Final = CppClass(
@@ -273,6 +275,10 @@ KV_CACHE_BLOCK: Final = CppClass(
             "trtkv.kv_cache_block:PlaceholderBlock",
             "a class of its own; create_swa_placeholder makes the one of sliding windows",
         ),
+        "setDurationMs(..)": (_POLICY + "claim_block", _FEW_HAVE_ONE),
+        "getDurationMs()": (_POLICY + "get_duration_ms", _FEW_HAVE_ONE),
+        "setExpirationTime(..)": (_POLICY + "release_block", _FEW_HAVE_ONE),
+        "getExpirationTime()": (_POLICY + "get_expiration_time", _FEW_HAVE_ONE),
     },
     not_ported={
         "addNextBlock(..)": "used by the original's tests only; storing goes through the tree",

@@ -83,12 +83,12 @@ class FreeBlocksQueue:
         self.size -= 1
 
     def take(self, count: int) -> list[KVCacheBlock]:
-        """Take the first ``count`` blocks, or all if there are fewer; their durations end."""
+        """Take the first ``count`` blocks, or all if there are fewer."""
         taken: list[KVCacheBlock] = []
         block = self.end._next_free
         for _ in range(min(count, self.size)):
             taken.append(block)
-            block._free_queue = block._timing = None
+            block._free_queue = None
             block = block._next_free
         self.end._next_free = block
         block._prev_free = self.end
@@ -166,6 +166,12 @@ class BaseEvictionPolicy(Protocol):
     def get_free_block(self, cache_level: int, want_placeholder: bool = False) -> tuple[KVCacheBlock, bool]:
         """The block to take next, without taking it, and whether it may be offloaded."""
 
+    def end_duration(self, block: KVCacheBlock) -> None:
+        """Let the priority of a block hold for good."""
+
+    def get_duration_ms(self, block: KVCacheBlock) -> int | None:
+        """How long the priority of a block holds after its release."""
+
     def release_block(self, block: KVCacheBlock, to_front: bool = False) -> None:
         """Put an unreferenced block into its queue."""
 
@@ -225,6 +231,7 @@ class LRUEvictionPolicy:
         self._fresh = [FreshBlocks(level, ids[level], self._front_queues[level], make_block) for level in range(3)]
         self._num_free = [num_primary_blocks, num_secondary_blocks, num_placeholder_blocks]
         self._used_priorities = [1 << default] * _NUM_LEVELS  # bit set: the queue may hold blocks
+        self._durations: dict[KVCacheBlock, int] = {}  # of the few blocks that have one
         self._expiring: SortedDict[tuple[int, int], KVCacheBlock] = SortedDict()
         self._expiry_keys: dict[KVCacheBlock, tuple[int, int]] = {}
         self._num_releases = 0
@@ -283,13 +290,17 @@ class LRUEvictionPolicy:
         """
         self._num_free[PRIMARY_LEVEL] -= count
         fresh = self._fresh[PRIMARY_LEVEL]
-        front = self._front_queues[PRIMARY_LEVEL].take(count)
-        unused = fresh.take(min(count - len(front), len(fresh)))
-        return front + unused + self._default_queues[PRIMARY_LEVEL].take(count - len(front) - len(unused))
+        taken = self._front_queues[PRIMARY_LEVEL].take(count)
+        taken += fresh.take(min(count - len(taken), len(fresh)))
+        taken += self._default_queues[PRIMARY_LEVEL].take(count - len(taken))
+        if self._durations:
+            for block in taken:
+                self.end_duration(block)
+        return taken
 
     def claim_blocks(self, blocks: Iterable[KVCacheBlock]) -> None:
         """``claim_block`` for each, without a new priority. A hot loop, for admission."""
-        if self._expiry_keys:
+        if self._durations:
             for block in blocks:
                 self.claim_block(block)
             return
@@ -307,7 +318,6 @@ class LRUEvictionPolicy:
                 queue.discard_block(block)
                 self._num_free[queue.level] -= 1
                 block._free_queue = None
-            block._timing = None
         default.size -= num_claimed
         self._num_free[PRIMARY_LEVEL] -= num_claimed
 
@@ -355,9 +365,27 @@ class LRUEvictionPolicy:
             block._free_queue = None
         if priority is not None:
             block._priority = priority
-        if self._expiry_keys:
-            self._forget_expiry(block)
-        block._timing = None if duration_ms is None else (duration_ms, None)
+        if self._durations:
+            self.end_duration(block)
+        if duration_ms is not None:
+            self._durations[block] = duration_ms
+
+    def end_duration(self, block: KVCacheBlock) -> None:
+        """Let the priority of a block hold for good."""
+        self._durations.pop(block, None)
+        self._forget_expiry(block)
+
+    def get_duration_ms(self, block: KVCacheBlock) -> int | None:
+        """How long the priority of a block holds after its release. C++: KVCacheBlock::getDurationMs."""
+        return self._durations.get(block)
+
+    def get_expiration_time(self, block: KVCacheBlock) -> int | None:
+        """Clock reading (ns) at which a free block falls back to the default priority.
+
+        C++: KVCacheBlock::getExpirationTime.
+        """
+        key = self._expiry_keys.get(block)
+        return None if key is None else key[0]
 
     def _forget_expiry(self, block: KVCacheBlock) -> None:
         key = self._expiry_keys.pop(block, None)
@@ -376,10 +404,9 @@ class LRUEvictionPolicy:
         level = get_cache_level(block)
         self._enqueue(block, level, to_front)
         self._num_free[level] += 1
-        duration_ms = block.duration_ms
+        duration_ms = self._durations.get(block)
         if duration_ms is not None and block._priority != DEFAULT_RETENTION_PRIORITY:
             expiry = self._clock() + duration_ms * _NS_PER_MS
-            block._timing = (duration_ms, expiry)
             self._num_releases += 1
             self._expiry_keys[block] = key = (expiry, self._num_releases)
             self._expiring[key] = block

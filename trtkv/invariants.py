@@ -165,6 +165,8 @@ class _Tree:
             yield f"9: the index for partial matches of {self.name(node)} differs from its children"
 
     def _check_values(self, node: LookupNodePtr) -> Iterator[str]:
+        if isinstance(node, KVCacheBlock) and node.lookup_node is not node:
+            yield f"8: block {node.block_id} serves as a node and says it is elsewhere"
         for channel, block in node.values().items():
             manager = self._managers.get(channel)
             if manager is None:
@@ -389,13 +391,16 @@ class _Window:
             block = _find_block(self._window, block_id)
             if block is None or block.has_refs or block._free_queue is None:
                 yield f"7: block {block_id} waits for expiry and is not free"
-            elif block.duration_ms is None or block.priority == DEFAULT_RETENTION_PRIORITY:
+            elif self._policy.get_duration_ms(block) is None or block.priority == DEFAULT_RETENTION_PRIORITY:
                 yield (
-                    f"7: block {block_id} waits for expiry with duration {block.duration_ms} "
+                    f"7: block {block_id} waits for expiry with duration {self._policy.get_duration_ms(block)} "
                     f"and priority {block.priority}"
                 )
-            elif block.expiration_time != expiry:
-                yield f"7: block {block_id} expires at {block.expiration_time}, it is filed under {expiry}"
+            elif self._policy.get_expiration_time(block) != expiry:
+                yield (
+                    f"7: block {block_id} expires at {self._policy.get_expiration_time(block)}, "
+                    f"it is filed under {expiry}"
+                )
 
     # -- tree ---------------------------------------------------------------------------------------
 

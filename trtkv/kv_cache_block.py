@@ -27,7 +27,8 @@ class KVCacheBlock(Node[PackedKey, "KVCacheBlock"]):
     A block may serve as its own node of the tree (``lookup_node`` is the block itself), which spares an object
     per cached block; then its key is that of the node. It does so only with at most one child, and gives way to a
     plain node when a second child comes or when it is evicted while a child stays. There is one object of this
-    class per block of a pool, so fields that few blocks need share one, or are those of a subclass.
+    class per block of a pool, so what few blocks have is kept elsewhere: durations in the eviction policy, the window's
+    place in a subclass.
     """
 
     __slots__ = (
@@ -42,7 +43,6 @@ class KVCacheBlock(Node[PackedKey, "KVCacheBlock"]):
         "_prev_free",
         "_priority",
         "_ref_count",
-        "_timing",
     )
 
     _prev_free: KVCacheBlock  # neighbours in the free queue, set by it
@@ -58,7 +58,7 @@ class KVCacheBlock(Node[PackedKey, "KVCacheBlock"]):
 
     def __init__(self, block_id: BlockId, memory_pool_block_index: KVCacheIndex, free_queue: Any = None) -> None:
         self.key = EMPTY_KEY  # what Node sets, without the call: a third of the time of making a block
-        self.parent = self.children = self.value = None
+        self.parent = self.children = None
         self._block_id = block_id
         self._memory_pool_block_index = memory_pool_block_index
         self._ref_count = 0
@@ -68,7 +68,6 @@ class KVCacheBlock(Node[PackedKey, "KVCacheBlock"]):
         self._prev_block_in_seq: KVCacheBlock | None = None
         self._free_queue = free_queue  # owned by the eviction policy
         self._priority: Priority = DEFAULT_RETENTION_PRIORITY
-        self._timing: tuple[int | None, int | None] | None = None  # duration in ms, expiry in ns
 
     def __repr__(self) -> str:
         return f"KVCacheBlock(id={self._block_id}, refs={self._ref_count}, attached={self._lookup_node is not None})"
@@ -213,13 +212,29 @@ class KVCacheBlock(Node[PackedKey, "KVCacheBlock"]):
         values = (child.get_value(self.channel) for child in self._lookup_node.ordered_children())
         return [block for block in values if block is not None]
 
+    def get_value(self, channel: int) -> KVCacheBlock | None:
+        """The block itself, in the place it has as a node."""
+        return self if channel == 0 and self._lookup_node is self else None
+
+    def try_set_value(self, channel: int, value: KVCacheBlock, overwrite: bool = False) -> bool:
+        """False: a block has no room for another."""
+        return False
+
+    @property
+    def has_values(self) -> bool:
+        """Whether the block has a place as a node."""
+        return self._lookup_node is self
+
+    def values(self) -> dict[int, KVCacheBlock]:
+        """The block itself, in the place it has as a node."""
+        return {0: self} if self._lookup_node is self else {}
+
     def become_node(self) -> None:
-        """Turn into a node of the block's key that holds the block itself; the caller links it below its parent.
+        """Turn into a node of the block's key; the caller links it below its parent.
 
         Only in a tree of one channel, for a block that is not attached.
         """
         self.children = None
-        self.value = self
         self._lookup_node = self
 
     def create_node(self, key: PackedKey) -> LookupNodePtr:
@@ -249,7 +264,7 @@ class KVCacheBlock(Node[PackedKey, "KVCacheBlock"]):
         if self.children is not None:
             self.children.parent = stand_in
         self.parent.replace_node(self, stand_in)  # type: ignore[union-attr]
-        self.children = self.value = None
+        self.children = None
         return stand_in
 
     def attach_to_lookup_node(self, node: LookupNodePtr) -> None:
@@ -275,13 +290,16 @@ class KVCacheBlock(Node[PackedKey, "KVCacheBlock"]):
         if node is None:
             return
         self._lookup_node = None
-        parent = self.parent if node is self else None
-        if node is self and self.children is not None:
-            self._give_way()
-        elif isinstance(parent, KVCacheBlock) and parent.value is not None:
-            self.parent = self.value = parent.children = None
-        else:
+        if node is not self:
             check(node.clear_value(self.channel), f"block {self._block_id} was not at its node")
+            return
+        parent = self.parent
+        if self.children is not None:
+            self._give_way()
+        elif isinstance(parent, KVCacheBlock):
+            self.parent = parent.children = None
+        else:
+            self.prune()
 
     def set_as_root(self, root: LookupNodePtr) -> None:
         """Stand at the root, so that blocks at the first position have a parent."""
@@ -303,24 +321,6 @@ class KVCacheBlock(Node[PackedKey, "KVCacheBlock"]):
     def set_priority(self, priority: Priority) -> None:
         """Set the priority; a queue place is not changed."""
         self._priority = priority
-
-    @property
-    def duration_ms(self) -> int | None:
-        """How long the priority holds after the release."""
-        return None if self._timing is None else self._timing[0]
-
-    def set_duration_ms(self, duration_ms: int | None) -> None:
-        """Set the duration."""
-        self._timing = None if duration_ms is None else (duration_ms, self.expiration_time)
-
-    @property
-    def expiration_time(self) -> int | None:
-        """Clock reading (ns) at which the priority falls back to the default."""
-        return None if self._timing is None else self._timing[1]
-
-    def set_expiration_time(self, expiration_time: int | None) -> None:
-        """Set the expiry."""
-        self._timing = (self.duration_ms, expiration_time)
 
 
 class HashMapOrderedBlock(KVCacheBlock):

@@ -10,7 +10,7 @@ from trtkv.block_key import EMPTY_KEY, PackedKey
 from trtkv.hash_map_order import HashMapOrder
 from trtkv.llm_request import KeyForm
 from trtkv.partial_match_index import EqualMatches, KeyFunctions
-from trtkv.templated_trie import ChildMap, ManyValuedNode, Node, Trie
+from trtkv.templated_trie import ChildMap, Node, Trie, ValuedNode
 
 if TYPE_CHECKING:
     from trtkv.kv_cache_block import KVCacheBlock
@@ -21,7 +21,7 @@ BLOCK_KEY_FUNCTIONS: Final = KeyFunctions(
 )
 
 
-class LookupNode(ManyValuedNode[PackedKey, "KVCacheBlock"]):
+class LookupNode(ValuedNode[PackedKey, "KVCacheBlock"]):
     """Node of the block tree: a packed key, and one block per window (channel 0 is the widest)."""
 
     __slots__ = ()

@@ -27,58 +27,42 @@ class ChildMap(dict[Any, Any]):
 
 
 class Node(Generic[K, V]):
-    """One position in the tree: a key below its parent and a value of channel 0. C++: templated_trie::Node.
+    """One position in the tree: a key below its parent, and children. C++: templated_trie::Node.
 
-    Subclasses supply the functions of their keys. ManyValuedNode has values of other channels too.
+    Subclasses say what values it has, and supply the functions of their keys.
     """
 
-    __slots__ = ("children", "key", "parent", "value")
+    __slots__ = ("children", "key", "parent")
 
     key_functions: ClassVar[KeyFunctions]
 
-    def __init__(self, key: K, parent: Node[K, V] | None, value: V | None = None) -> None:
+    def __init__(self, key: K, parent: Node[K, V] | None) -> None:
         self.key = key
         self.parent = parent
         self.children: Any = None
-        self.value = value
 
     # -- values -----------------------------------------------------------------------------------
 
     def get_value(self, channel: int) -> V | None:
         """Value of a channel, or None."""
-        return self.value if channel == 0 else None
+        raise NotImplementedError
 
     def try_set_value(self, channel: int, value: V, overwrite: bool = False) -> bool:
         """Set the value of a channel; False and no change if there is one and it must stay."""
-        if not overwrite and self.get_value(channel) is not None:
-            return False
-        self._set_value(channel, value)
-        return True
-
-    def _set_value(self, channel: int, value: V) -> None:
-        check(channel == 0, f"a node of one value was given one of channel {channel}")
-        self.value = value
+        raise NotImplementedError
 
     def clear_value(self, channel: int) -> bool:
         """Remove the value of a channel; prunes the node and its ancestors if nothing is left of them."""
-        if self.get_value(channel) is None:
-            return False
-        self._drop_value(channel)
-        if self.children is None and not self.has_values:
-            self.prune()
-        return True
-
-    def _drop_value(self, channel: int) -> None:
-        self.value = None
+        raise NotImplementedError
 
     @property
     def has_values(self) -> bool:
         """Whether any channel has a value."""
-        return self.value is not None
+        raise NotImplementedError
 
     def values(self) -> dict[int, V]:
         """All values by channel."""
-        return {} if self.value is None else {0: self.value}
+        raise NotImplementedError
 
     # -- children ---------------------------------------------------------------------------------
 
@@ -194,13 +178,14 @@ class Node(Generic[K, V]):
                 yield matches.num_tokens, child
 
 
-class ManyValuedNode(Node[K, V]):
+class ValuedNode(Node[K, V]):
     """A node with a value per channel. Channel 0 has a slot of its own, the others share a map."""
 
-    __slots__ = ("other_values",)
+    __slots__ = ("other_values", "value")
 
     def __init__(self, key: K, parent: Node[K, V] | None, value: V | None = None) -> None:
-        super().__init__(key, parent, value)
+        super().__init__(key, parent)
+        self.value = value
         self.other_values: dict[int, V] | None = None
 
     def get_value(self, channel: int) -> V | None:
@@ -209,20 +194,31 @@ class ManyValuedNode(Node[K, V]):
             return self.value
         return None if self.other_values is None else self.other_values.get(channel)
 
-    def _set_value(self, channel: int, value: V) -> None:
+    def try_set_value(self, channel: int, value: V, overwrite: bool = False) -> bool:
+        """Set the value of a channel; False and no change if there is one and it must stay."""
+        if not overwrite and self.get_value(channel) is not None:
+            return False
         if channel == 0:
             self.value = value
-        elif self.other_values is None:
-            self.other_values = {channel: value}
         else:
+            if self.other_values is None:
+                self.other_values = {}
             self.other_values[channel] = value
+        return True
 
-    def _drop_value(self, channel: int) -> None:
+    def clear_value(self, channel: int) -> bool:
+        """Remove the value of a channel; prunes the node and its ancestors if nothing is left of them."""
         if channel == 0:
+            if self.value is None:
+                return False
             self.value = None
-        elif self.other_values is not None:
-            del self.other_values[channel]
-            self.other_values = self.other_values or None
+        else:
+            if self.other_values is None or self.other_values.pop(channel, None) is None:
+                return False
+            if not self.other_values:
+                self.other_values = None
+        self.prune()
+        return True
 
     @property
     def has_values(self) -> bool:
@@ -231,7 +227,8 @@ class ManyValuedNode(Node[K, V]):
 
     def values(self) -> dict[int, V]:
         """All values by channel."""
-        return super().values() | (self.other_values or {})
+        result = {} if self.value is None else {0: self.value}
+        return result | (self.other_values or {})
 
 
 class Trie(Generic[K, V]):

@@ -130,13 +130,14 @@ def hold_block_that_waits_for_expiry(world: World) -> None:
 
 
 def take_duration_of_waiting_block(world: World) -> None:
-    block_id, _ = world.window.eviction_policy.expiring()[0]
-    world.window.get_block_by_id(block_id)._timing = None
+    world.window.eviction_policy._durations.clear()
 
 
 def file_expiry_under_wrong_time(world: World) -> None:
     block_id, _ = world.window.eviction_policy.expiring()[0]
-    world.window.get_block_by_id(block_id).set_expiration_time(5)
+    policy = world.window.eviction_policy
+    block = world.window.get_block_by_id(block_id)
+    policy._expiry_keys[block] = (5, policy._expiry_keys[block][1])
 
 
 def attach_block_to_two_nodes(world: World) -> None:

@@ -69,11 +69,9 @@ def test_cached_block_is_shared_even_with_one_holder() -> None:
 
 def test_retention_is_what_was_set_last() -> None:
     block = KVCacheBlock(0, 0)
-    assert (block.priority, block.duration_ms, block.expiration_time) == (35, None, None)
+    assert block.priority == 35
     block.set_priority(60)
-    block.set_duration_ms(5)
-    block.set_expiration_time(99)
-    assert (block.priority, block.duration_ms, block.expiration_time) == (60, 5, 99)
+    assert block.priority == 60
 
 
 # -- key and hash -----------------------------------------------------------------------------------

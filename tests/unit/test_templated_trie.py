@@ -9,7 +9,7 @@ import pytest
 
 from trtkv.errors import LogicError
 from trtkv.partial_match_index import KeyFunctions
-from trtkv.templated_trie import ChildMap, ManyValuedNode, Node, Trie
+from trtkv.templated_trie import ChildMap, Node, Trie, ValuedNode
 
 pytestmark = pytest.mark.pure
 
@@ -23,7 +23,7 @@ def num_common_letters(key: str, other: str) -> int:
     return count
 
 
-class TextNode(ManyValuedNode[str, object]):
+class TextNode(ValuedNode[str, object]):
     """Keys are words; they match in part by their first letters, unless they begin with a capital."""
 
     __slots__ = ()

@@ -199,7 +199,7 @@ class BlockClaimer:
         self._policy.claim_block(offload_block)
         is_free = block._free_queue is not None and not self._settings.compatibility
         if is_free:
-            self._policy.claim_block(block, duration_ms=block.duration_ms)
+            self._policy.claim_block(block, duration_ms=self._policy.get_duration_ms(block))
         self._swap_out(block, offload_block)
         if offload_block._lookup_node is not None and not self._settings.compatibility:
             self.remove_from_tree(offload_block)

@@ -501,7 +501,8 @@ class BlockLoader:
 
     def _copy_source(self, claim: ClaimResult, index: int, source: KVCacheBlock) -> KVCacheBlock:
         """A fresh block with the first tokens of a partially matched one, keyed for this request."""
-        block = self._claimer.get_free_block(source._priority, source.duration_ms, claim.mode, claim.directory)
+        duration_ms = self._policy.get_duration_ms(source)
+        block = self._claimer.get_free_block(source._priority, duration_ms, claim.mode, claim.directory)
         try:
             self._transfer_manager.onboard(
                 source, block, self._pools.pools, claim.num_partial_tokens, claim.mode, claim.directory

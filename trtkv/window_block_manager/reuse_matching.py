@@ -84,7 +84,7 @@ class ReuseMatcher:
             if child is None:
                 missing = key
                 break
-            block = child.value
+            block = child if isinstance(child, KVCacheBlock) else child.get_value(0)
             if block is None:
                 break
             append(block)

@@ -216,7 +216,7 @@ class SequenceBlocks:
         window.num_front_blocks_removed += 1
         if block._block_id == PLACEHOLDER_BLOCK_ID:
             return
-        block._timing = None
+        self._policy.end_duration(block)
         block.dec_ref_count()
         if not block._ref_count:
             self._policy.release_block(block)

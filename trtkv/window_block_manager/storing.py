@@ -231,7 +231,7 @@ class BlockStorer:
                 break
             node = child
             index += 1
-            existing = node.value
+            existing = node if isinstance(node, KVCacheBlock) else node.get_value(0)
             if existing is None:
                 if self._hash_map_order:
                     return False
@@ -292,7 +292,7 @@ class BlockStorer:
     def _pin(self, block: KVCacheBlock) -> BlockId:
         """Add a reference; a free block leaves its queue and keeps its retention."""
         if not block._ref_count:
-            self._policy.claim_block(block, block._priority, block.duration_ms)
+            self._policy.claim_block(block, block._priority, self._policy.get_duration_ms(block))
         self._sequences.add_pin(block)
         return block._block_id
 
