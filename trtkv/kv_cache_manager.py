@@ -6,7 +6,6 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from heapq import heapify, heapreplace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from trtkv import capacity_estimation
@@ -34,7 +33,7 @@ from trtkv.common import (
 )
 from trtkv.copy_engine import CopyEngine, NullCopyEngine
 from trtkv.errors import ConfigurationError, InvalidInputError, UnknownIdError
-from trtkv.generation_request import GenerationRequest
+from trtkv.generation_request import GenerationRequest, find_sequence
 from trtkv.kv_cache_block import KVCacheBlock
 from trtkv.kv_cache_event_manager import KVCacheEventManager
 from trtkv.kv_cache_events import KVCacheEvent
@@ -43,6 +42,7 @@ from trtkv.linear_attention import LinearAttentionMetadata
 from trtkv.llm_request import LlmRequest, to_token_array
 from trtkv.pool_tensors import PoolTensors
 from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY
+from trtkv.sequence_growth import SequenceGrowth
 from trtkv.stats import KvCacheIterationStats, KvCacheStats
 from trtkv.window_block_manager.counters import BlockCounters
 from trtkv.window_block_manager.loading import BatchSeqStats, ClaimResult
@@ -188,12 +188,15 @@ class KVCacheManager:
         self._windows: list[tuple[WindowSize, WindowBlockManager]] = list(
             self._block_manager.window_block_managers.items()
         )
-        # Lengths, modulo a period, at which blocks may come or go: any with a sliding window, as a long prompt
-        # leaves it only once tokens are added.
         self._has_swa = any(manager.is_swa for _, manager in self._windows)
-        self._growth_period, self._growth_phase = (1, 0) if self._has_swa else (tokens_per_block, 1 % tokens_per_block)
         self._has_recurrent = any(manager.is_recurrent_state for _, manager in self._windows)
         self._max_num_tokens = self.max_blocks_per_seq * tokens_per_block  # that block tables have columns for
+        self._growth = SequenceGrowth(
+            self._block_manager,
+            self._sequences,
+            max_num_tokens=self._max_num_tokens,
+            compatibility=compatibility,
+        )
         self._lock = threading.RLock()
         manager = self._block_manager
         self._num_table_values = max(
@@ -589,45 +592,28 @@ class KVCacheManager:
 
     def get_sequence(self, request_id: RequestId) -> GenerationRequest:
         """The sequence of a request."""
-        try:
-            return self._sequences[request_id]
-        except KeyError:
-            raise UnknownIdError(f"request {request_id} has no sequence; add it first") from None
+        return find_sequence(self._sequences, request_id)
 
     def add_token(self, request_id: RequestId) -> None:
         """Make room for one more token. C++: addToken.
 
         Raises OutOfBlocksError if a window needs a block and has none. Most tokens only count, without the lock.
         """
+        growth = self._growth
         sequence = self._sequences.get(request_id)
         if sequence is None:
             sequence = self.get_sequence(request_id)
         num_tokens = sequence.num_tokens + 1
-        if num_tokens % self._growth_period != self._growth_phase:
+        if num_tokens % growth.period != growth.phase:  # counted here, as one more call would be felt
             sequence.num_tokens = num_tokens
             return
         with self._lock:
-            self._grow(self.get_sequence(request_id))  # another thread may have removed it in the meantime
+            growth.grow(self.get_sequence(request_id))  # another thread may have removed it in the meantime
 
     def add_tokens(self, request_ids: Iterable[RequestId]) -> None:
         """``add_token`` for a decode batch, in order: for all, or, where one fails, for none."""
-        period, phase = self._growth_period, self._growth_phase
         with self._lock:
-            sequences = self._get_sequences(request_ids)
-            num_done = 0
-            try:
-                for sequence in sequences:
-                    num_tokens = sequence.num_tokens + 1
-                    if num_tokens % period == phase:
-                        self._grow(sequence)
-                    else:
-                        sequence.num_tokens = num_tokens
-                    num_done += 1
-            except Exception:
-                if not self._compatibility:
-                    for sequence in reversed(sequences[:num_done]):
-                        self._take_back_tokens(sequence, sequence.num_tokens - 1)
-                raise
+            self._growth.add_tokens(request_ids)
 
     def add_token_rounds(self, request_ids: Iterable[RequestId], num_rounds: int) -> None:
         """``add_tokens(request_ids)`` so many times: decode steps between which nothing else happens.
@@ -638,57 +624,7 @@ class KVCacheManager:
         if num_rounds < 0:
             raise InvalidInputError(f"{num_rounds} rounds of decoding; give 0 or more, and rewind_kv_cache to go back")
         with self._lock:
-            sequences = self._get_sequences(request_ids)
-            if not self._has_swa and not self._compatibility and len(set(sequences)) == len(sequences):
-                self._grow_in_rounds(sequences, num_rounds)
-                return
-            request_ids = [sequence.request_id for sequence in sequences]
-            for _ in range(num_rounds):
-                self.add_tokens(request_ids)
-
-    def _grow_in_rounds(self, sequences: list[GenerationRequest], num_rounds: int) -> None:
-        lengths = [sequence.num_tokens for sequence in sequences]
-        growths = [(-length % self._tokens_per_block, index) for index, length in enumerate(lengths)]
-        heapify(growths)  # the next round at which each sequence needs a block, first come first
-        try:
-            while growths and growths[0][0] < num_rounds:
-                done, index = growths[0]
-                sequences[index].num_tokens = lengths[index] + done
-                self._grow(sequences[index])
-                heapreplace(growths, (done + self._tokens_per_block, index))
-            done = num_rounds
-        finally:
-            for sequence, length in zip(reversed(sequences), reversed(lengths), strict=True):
-                self._take_back_tokens(sequence, length + done)
-                sequence.num_tokens = length + done
-
-    def _get_sequences(self, request_ids: Iterable[RequestId]) -> list[GenerationRequest]:
-        request_ids = list(request_ids)
-        try:
-            return list(map(self._sequences.__getitem__, request_ids))
-        except KeyError:
-            return [self.get_sequence(request_id) for request_id in request_ids]  # which names the unknown one
-
-    def _take_back_tokens(self, sequence: GenerationRequest, length: int) -> None:
-        """Cut a sequence to a length it had, with the blocks that came since; what slid out or was evicted stays so."""
-        while sequence.num_tokens > length:
-            sequence.num_tokens -= 1
-            if not sequence.num_tokens % self._tokens_per_block:
-                for _, manager in self._windows:
-                    manager.drop_last_position(sequence)
-
-    def _grow(self, sequence: GenerationRequest) -> None:
-        """One more token where a window may take or let go of a block."""
-        if not self._compatibility:
-            if sequence.num_tokens >= self._max_num_tokens:
-                raise InvalidInputError(
-                    f"request {sequence.request_id} has {sequence.num_tokens} tokens, as many as block tables hold; "
-                    "end it or raise max_sequence_length"
-                )
-            for _, manager in self._windows:
-                manager.check_can_add_token(sequence)
-        sequence.num_tokens += 1
-        self._block_manager.adjust_blocks_if_needed(sequence)
+            self._growth.add_token_rounds(request_ids, num_rounds)
 
     def rewind_kv_cache(self, request_id: RequestId, rewind_lengths: int) -> None:
         """Drop the last tokens of a sequence, with blocks no longer needed; unknown ids are ignored.
@@ -697,41 +633,8 @@ class KVCacheManager:
         """
         with self._lock:
             sequence = self._sequences.get(request_id)
-            if sequence is None:
-                return
-            if not self._compatibility:
-                self._check_can_rewind(sequence, rewind_lengths)
-            for _ in range(rewind_lengths):
-                self._remove_token(sequence)
-            if not self._compatibility and rewind_lengths:
-                for _, manager in self._windows:
-                    manager.sequences.detach_rewound_block(sequence)
-
-    def _check_can_rewind(self, sequence: GenerationRequest, num_tokens: int) -> None:
-        if not 0 <= num_tokens <= sequence.num_tokens:
-            raise InvalidInputError(
-                f"request {sequence.request_id} has {sequence.num_tokens} tokens and cannot be rewound by {num_tokens}"
-            )
-        self._check_one_beam(sequence)
-        for _, manager in self._windows:
-            manager.sequences.check_can_rewind(sequence, num_tokens)
-
-    @staticmethod
-    def _check_one_beam(sequence: GenerationRequest) -> None:
-        if sequence.beam_width != 1:
-            raise InvalidInputError(
-                f"request {sequence.request_id} has {sequence.beam_width} beams; only one beam can be rewound"
-            )
-
-    def _remove_token(self, sequence: GenerationRequest) -> None:
-        """C++: removeToken."""
-        if sequence.num_tokens == 0:
-            return
-        self._check_one_beam(sequence)
-        sequence.num_tokens -= 1
-        for _, manager in self._windows:
-            if manager.sequences.ends_block(sequence.num_tokens):
-                manager.release_last_block(sequence)
+            if sequence is not None:
+                self._growth.rewind(sequence, rewind_lengths)
 
     def remove_sequence(
         self, request_id: RequestId, llm_request: LlmRequest | None = None, pin_on_release: bool = False
