@@ -6,7 +6,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from trtkv import capacity_estimation
 from trtkv.block_budget import BlockBudget
@@ -16,7 +16,6 @@ from trtkv.block_key import (
     build_block_keys,
     build_block_keys_of,
     build_encoder_keys,
-    check_multimodal_input,
     hash_block_key,
 )
 from trtkv.block_listener import BlockListener
@@ -42,10 +41,14 @@ from trtkv.linear_attention import LinearAttentionMetadata
 from trtkv.llm_request import LlmRequest, to_token_array
 from trtkv.pool_tensors import PoolTensors
 from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY
+from trtkv.sequence_admission import (
+    KvCacheConnectorManager,
+    RequestInfo,
+    SequenceAdmission,
+    check_same_request,
+)
 from trtkv.sequence_growth import SequenceGrowth
 from trtkv.stats import KvCacheIterationStats, KvCacheStats
-from trtkv.window_block_manager.counters import BlockCounters
-from trtkv.window_block_manager.loading import BatchSeqStats, ClaimResult
 from trtkv.window_block_manager.pools import IndexerKCacheSettings
 from trtkv.window_size_metadata import (
     OffsetTableDimensions,
@@ -59,16 +62,7 @@ if TYPE_CHECKING:
 
     from trtkv.window_block_manager import WindowBlockManager
 
-RequestInfo = tuple[RequestId, int, int]
-"""Request id, input length in tokens (encoder length for a cross cache), beam width."""
-
-
-class KvCacheConnectorManager(Protocol):
-    """Loads more of a prompt from elsewhere. C++: KvCacheConnectorManager."""
-
-    def get_num_new_matched_tokens(self, request: LlmRequest, num_computed_tokens: int) -> int:
-        """Tokens behind those found here that the connector will fill in."""
-
+__all__ = ["KVCacheManager", "KvCacheConnectorManager", "RequestInfo"]
 
 _MOST_PREALLOCATED_BLOCKS: Final = 1_000_000
 """Blocks of a pool whose objects are made at construction unless the caller says otherwise."""
@@ -173,7 +167,6 @@ class KVCacheManager:
         self._chunk_size = max_sequence_length if chunk_size is None else chunk_size
         self._enable_block_reuse = enable_block_reuse
         self._event_manager = event_manager
-        self._connector_manager = kv_cache_connector_manager
         self._compatibility = compatibility
         self._sequences: dict[RequestId, GenerationRequest] = {}
         self._budget = BlockBudget(
@@ -188,14 +181,18 @@ class KVCacheManager:
         self._windows: list[tuple[WindowSize, WindowBlockManager]] = list(
             self._block_manager.window_block_managers.items()
         )
-        self._has_swa = any(manager.is_swa for _, manager in self._windows)
-        self._has_recurrent = any(manager.is_recurrent_state for _, manager in self._windows)
-        self._max_num_tokens = self.max_blocks_per_seq * tokens_per_block  # that block tables have columns for
-        self._growth = SequenceGrowth(
+        max_num_tokens = self.max_blocks_per_seq * tokens_per_block  # that block tables have columns for
+        self._admission = SequenceAdmission(
             self._block_manager,
             self._sequences,
-            max_num_tokens=self._max_num_tokens,
+            kv_cache_connector_manager,
+            max_num_tokens=max_num_tokens,
+            max_beam_width=max_beam_width,
+            enable_block_reuse=enable_block_reuse,
             compatibility=compatibility,
+        )
+        self._growth = SequenceGrowth(
+            self._block_manager, self._sequences, max_num_tokens=max_num_tokens, compatibility=compatibility
         )
         self._lock = threading.RLock()
         manager = self._block_manager
@@ -389,204 +386,11 @@ class KVCacheManager:
         if not request_infos:
             return
         with self._lock:
-            plans, lengths = None, None
-            if not self._compatibility:
-                plans, lengths = self._plan_batch(request_infos, llm_requests)
-            self._block_manager.lookup_tree.folds_consecutive_tokens = llm_requests[0].folds_consecutive_tokens
-            sequences = [
-                self._create_sequence(info, request) for info, request in zip(request_infos, llm_requests, strict=True)
-            ]
-            totals: list[list[BatchSeqStats]] = [[] for _ in sequences]
-            counts = [manager.counters.snapshot() for _, manager in reversed(self._windows)]
-            for index, (window_size, manager) in enumerate(reversed(self._windows)):
-                claims = (
-                    self._plan_window(window_size, manager, request_infos, llm_requests, sequences)
-                    if plans is None
-                    else plans[index]
-                )
-                try:
-                    stats = manager.add_sequence_batch(sequences, claims, self._enable_block_reuse)
-                except Exception:
-                    if plans is not None:  # a copy engine failed
-                        self._withdraw(sequences, plans[: index + 1], counts)
-                    raise
-                for total, entry in zip(totals, stats, strict=True):
-                    total.append(entry)
-            for index, (request, total) in enumerate(zip(llm_requests, totals, strict=True)):
-                self._finish_admission(request, total, None if lengths is None else lengths[index])
-
-    def _withdraw(
-        self,
-        sequences: Sequence[GenerationRequest],
-        plans: Sequence[Sequence[ClaimResult]],
-        counts: Sequence[BlockCounters],
-    ) -> None:
-        """Take back a batch that was placed in some windows only; what it evicted or moved stays so."""
-        for (_, manager), claims, snapshot in zip(reversed(self._windows), plans, counts, strict=False):
-            manager.withdraw(sequences, claims, snapshot)
-        for sequence in sequences:
-            del self._sequences[sequence.request_id]
+            self._admission.add_batch(request_infos, llm_requests)
 
     def add_sequence(self, request_info: RequestInfo, llm_request: LlmRequest) -> None:
         """Admit one sequence; see ``add_sequence_batch``."""
         self.add_sequence_batch([request_info], [llm_request])
-
-    def _create_sequence(self, info: RequestInfo, request: LlmRequest) -> GenerationRequest:
-        request_id, input_length, beam_width = info
-        self._check_new(request_id)
-        sequence = GenerationRequest(
-            request_id,
-            input_length,
-            beam_width,
-            self._block_manager.window_block_managers,
-            request.kv_cache_retention_config,
-        )
-        self._sequences[request_id] = sequence
-        return sequence
-
-    def _check_new(self, request_id: RequestId) -> None:
-        if request_id in self._sequences:
-            raise InvalidInputError(f"request {request_id} has a sequence already; remove it or use another id")
-
-    def _effective_lengths(self, window_size: WindowSize, request_infos: Sequence[RequestInfo]) -> list[int]:
-        limit = self.window_sizes_metadata[window_size].max_token_num
-        return [min(input_length, limit) for _, input_length, _ in request_infos]
-
-    def _plan_window(
-        self,
-        window_size: WindowSize,
-        manager: WindowBlockManager,
-        request_infos: Sequence[RequestInfo],
-        llm_requests: Sequence[LlmRequest],
-        sequences: Sequence[GenerationRequest],
-    ) -> list[ClaimResult]:
-        limits = [sequence.current_prepopulated_prompt_len for sequence in sequences]
-        return self._plan_one_window(window_size, manager, list(zip(request_infos, llm_requests, strict=True)), limits)
-
-    def _plan_batch(
-        self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
-    ) -> tuple[list[list[ClaimResult]], list[int]]:
-        """Plan all windows, widest first, and raise whatever would go wrong. Changes nothing.
-
-        Returns the claims by window and the length found for each request, a connector's tokens included.
-        """
-        self._check_batch(request_infos, llm_requests)
-        plans, lengths = self._find_cached(request_infos, llm_requests)
-        for (_, manager), claims in zip(reversed(self._windows), plans, strict=True):
-            manager.check_room(claims, self._enable_block_reuse)
-        if self._writes_prepopulated:
-            for index, request in enumerate(llm_requests):
-                lengths[index] += self._num_connector_tokens(request, lengths[index])
-                request.check_prepopulated_prompt_len(lengths[index], self._tokens_per_block)
-        return plans, lengths
-
-    def _check_folding(self, llm_requests: Sequence[LlmRequest]) -> None:
-        tree = self._block_manager.lookup_tree
-        is_empty = not self._sequences and not tree.root.has_children
-        folds = llm_requests[0].folds_consecutive_tokens if is_empty else tree.folds_consecutive_tokens
-        for request in llm_requests:
-            if request.folds_consecutive_tokens != folds:
-                raise InvalidInputError(
-                    f"request {request.request_id} has folds_consecutive_tokens={request.folds_consecutive_tokens}, "
-                    "others of this manager do not; give all requests the same"
-                )
-
-    def _check_batch(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> None:
-        seen: set[RequestId] = set()
-        self._check_folding(llm_requests)
-        for (request_id, input_length, beam_width), request in zip(request_infos, llm_requests, strict=True):
-            self._check_new(request_id)
-            if request_id in seen:
-                raise InvalidInputError(f"request {request_id} appears twice in the batch; give each id once")
-            seen.add(request_id)
-            _check_same_request(request_id, request)
-            if input_length < 1 or not 1 <= beam_width <= self._max_beam_width:
-                raise InvalidInputError(
-                    f"request {request_id} has input length {input_length} and {beam_width} beams; "
-                    f"give at least 1 token and 1 to {self._max_beam_width} beams"
-                )
-            if input_length > self._max_num_tokens:
-                raise InvalidInputError(
-                    f"request {request_id} has input length {input_length}, block tables hold {self._max_num_tokens} "
-                    "tokens; cut it or raise max_sequence_length"
-                )
-            if request.multimodal_input is not None and self._enable_block_reuse:
-                check_multimodal_input(request.multimodal_input)
-
-    def _find_cached(
-        self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
-    ) -> tuple[list[list[ClaimResult]], list[int]]:
-        """Claims per window, widest first, and how much of each prompt all windows have. Changes nothing.
-
-        A window may be content with a long match only: a sliding one leaves blocks out that a shorter prefix would
-        still see, recurrent states exist at some lengths only. When another window cuts the match, it is asked again.
-        """
-        batch = list(zip(request_infos, llm_requests, strict=True))
-        limits = [MAX_INT32] * len(batch)
-        caps, plans = [], []
-        for window_size, manager in reversed(self._windows):
-            caps.append(limits)
-            plans.append(self._plan_one_window(window_size, manager, batch, limits))
-            limits = [claim.prepopulated_len for claim in plans[-1]]
-        is_settled = not self._enable_block_reuse or not (self._has_swa or self._has_recurrent)
-        while not is_settled:
-            is_settled = True
-            for index, (window_size, manager) in enumerate(reversed(self._windows)):
-                is_cut = [
-                    claim.depends_on_length and claim.total_matched_tokens > limit
-                    for claim, limit in zip(plans[index], limits, strict=True)
-                ]
-                if any(is_cut):
-                    is_settled = False
-                    caps[index] = [
-                        limit if cut else cap for cut, limit, cap in zip(is_cut, limits, caps[index], strict=True)
-                    ]
-                    plans[index] = self._plan_one_window(window_size, manager, batch, caps[index])
-                    limits = [
-                        min(limit, claim.prepopulated_len) for limit, claim in zip(limits, plans[index], strict=True)
-                    ]
-        return plans, limits
-
-    def _plan_one_window(
-        self,
-        window_size: WindowSize,
-        manager: WindowBlockManager,
-        batch: Sequence[tuple[RequestInfo, LlmRequest]],
-        max_matched_tokens: Sequence[int],
-    ) -> list[ClaimResult]:
-        infos = [info for info, _ in batch]
-        return manager.plan_batch(
-            [request for _, request in batch],
-            self._effective_lengths(window_size, infos),
-            [beam_width for _, _, beam_width in infos],
-            self._enable_block_reuse,
-            max_matched_tokens,
-        )
-
-    @property
-    def _writes_prepopulated(self) -> bool:
-        """Whether a match is written to the request; a match of encoder tokens says nothing about its prompt."""
-        return self._enable_block_reuse and (self._compatibility or not self.cross_kv)
-
-    def _num_connector_tokens(self, request: LlmRequest, num_computed_tokens: int) -> int:
-        if self._connector_manager is None or request.is_dummy_request:
-            return 0
-        return self._connector_manager.get_num_new_matched_tokens(request, num_computed_tokens)
-
-    def _finish_admission(self, request: LlmRequest, stats: Sequence[BatchSeqStats], length: int | None) -> None:
-        if self._writes_prepopulated:
-            if length is None:
-                length = min(entry.prepopulated_len for entry in stats)
-                length += self._num_connector_tokens(request, length)
-            request.set_prepopulated_prompt_len(length, self._tokens_per_block)
-        if self._enable_block_reuse:
-            request.set_estimated_reusable_tokens(0)
-        request.update_block_counters(
-            sum(entry.alloc_total_delta for entry in stats),
-            sum(entry.alloc_new_delta for entry in stats),
-            sum(entry.reused_delta for entry in stats),
-            sum(entry.missed_delta for entry in stats),
-        )
 
     # -- growing and shrinking --------------------------------------------------------------------------
 
@@ -600,9 +404,10 @@ class KVCacheManager:
         Raises OutOfBlocksError if a window needs a block and has none. Most tokens only count, without the lock.
         """
         growth = self._growth
-        sequence = self._sequences.get(request_id)
-        if sequence is None:
-            sequence = self.get_sequence(request_id)
+        try:
+            sequence = self._sequences[request_id]
+        except KeyError:
+            sequence = self.get_sequence(request_id)  # which names the unknown one
         num_tokens = sequence.num_tokens + 1
         if num_tokens % growth.period != growth.phase:  # counted here, as one more call would be felt
             sequence.num_tokens = num_tokens
@@ -649,7 +454,7 @@ class KVCacheManager:
             if sequence is None:
                 return
             if llm_request is not None and not self._compatibility:
-                _check_same_request(request_id, llm_request)
+                check_same_request(request_id, llm_request)
             self._block_manager.release_blocks(sequence, llm_request if self._enable_block_reuse else None)
             del self._sequences[request_id]
 
@@ -679,7 +484,7 @@ class KVCacheManager:
         with self._lock:
             sequence = self.get_sequence(request_id)
             if not self._compatibility:
-                _check_same_request(request_id, llm_request)
+                check_same_request(request_id, llm_request)
             return self._block_manager.store_blocks_for_reuse(sequence, llm_request, pin_blocks)
 
     def pin_blocks(self, request_id: RequestId) -> None:
@@ -794,7 +599,7 @@ class KVCacheManager:
             return 0
         with self._lock:
             info = (llm_request.request_id, llm_request.prompt_len, llm_request.beam_width)
-            _, limits = self._find_cached([info], [llm_request])
+            _, limits = self._admission.find_cached([info], [llm_request])
             return limits[0]
 
     def get_needed_blocks_one_step(
@@ -1076,13 +881,6 @@ def _check_at_least_one(**counts: int) -> None:
     for name, count in counts.items():
         if count < 1:
             raise ConfigurationError(f"{name} is {count}; give at least 1")
-
-
-def _check_same_request(request_id: RequestId, llm_request: LlmRequest) -> None:
-    if llm_request.request_id != request_id:
-        raise InvalidInputError(
-            f"request {llm_request.request_id} was given for sequence {request_id}; its tokens would name wrong blocks"
-        )
 
 
 def _commit_hashes(blocks: Sequence[KVCacheBlock], keys: Sequence[PackedKey]) -> list[int]:
