@@ -21,7 +21,6 @@ from trtkv.block_key import (
 from trtkv.block_listener import BlockListener
 from trtkv.block_manager import BlockManager, CacheSettings
 from trtkv.common import (
-    MAX_INT32,
     BlockId,
     CacheType,
     DataType,
@@ -36,9 +35,9 @@ from trtkv.generation_request import GenerationRequest, find_sequence
 from trtkv.kv_cache_block import KVCacheBlock
 from trtkv.kv_cache_event_manager import KVCacheEventManager
 from trtkv.kv_cache_events import KVCacheEvent
-from trtkv.kv_cache_index import NULL_ENTRY
 from trtkv.linear_attention import LinearAttentionMetadata
 from trtkv.llm_request import LlmRequest, to_token_array
+from trtkv.offset_table_writer import OffsetTableWriter
 from trtkv.pool_tensors import PoolTensors
 from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY
 from trtkv.sequence_admission import (
@@ -59,8 +58,6 @@ from trtkv.window_size_metadata import (
 
 if TYPE_CHECKING:
     import torch
-
-    from trtkv.window_block_manager import WindowBlockManager
 
 __all__ = ["KVCacheManager", "KvCacheConnectorManager", "RequestInfo"]
 
@@ -130,7 +127,7 @@ class KVCacheManager:
         indexer = IndexerKCacheSettings(
             indexer_k_cache_quant_block_size, indexer_k_cache_index_head_dim, indexer_k_cache_use_fp4
         )
-        self._block_manager = BlockManager(
+        self._block_manager = manager = BlockManager(
             CacheSettings(
                 tuple(num_kv_heads_per_layer),
                 size_per_head,
@@ -154,23 +151,22 @@ class KVCacheManager:
             clock,
             block_listener,
         )
-        if kv_cache_connector_manager is not None and self._block_manager.is_variable_window:
+        if kv_cache_connector_manager is not None and manager.is_variable_window:
             raise ConfigurationError("a connector works with one window only; use one window or no connector")
         if preallocate_blocks is None:
-            preallocate_blocks = self._block_manager.num_block_objects <= _MOST_PREALLOCATED_BLOCKS
+            preallocate_blocks = manager.num_block_objects <= _MOST_PREALLOCATED_BLOCKS
         if preallocate_blocks:
-            self._block_manager.preallocate_blocks()
+            manager.preallocate_blocks()
         self._tokens_per_block = tokens_per_block
-        self._max_num_sequences = max_num_sequences
         self._max_beam_width = max_beam_width
         self._max_sequence_length = max_sequence_length
         self._chunk_size = max_sequence_length if chunk_size is None else chunk_size
         self._enable_block_reuse = enable_block_reuse
-        self._event_manager = event_manager
         self._compatibility = compatibility
+        self._lock = threading.RLock()
         self._sequences: dict[RequestId, GenerationRequest] = {}
         self._budget = BlockBudget(
-            self._block_manager,
+            manager,
             self._sequences,
             self.analyze_prefix_reuse,
             chunk_size=self._chunk_size,
@@ -178,12 +174,9 @@ class KVCacheManager:
             enable_block_reuse=enable_block_reuse,
             compatibility=compatibility,
         )
-        self._windows: list[tuple[WindowSize, WindowBlockManager]] = list(
-            self._block_manager.window_block_managers.items()
-        )
         max_num_tokens = self.max_blocks_per_seq * tokens_per_block  # that block tables have columns for
         self._admission = SequenceAdmission(
-            self._block_manager,
+            manager,
             self._sequences,
             kv_cache_connector_manager,
             max_num_tokens=max_num_tokens,
@@ -192,14 +185,9 @@ class KVCacheManager:
             compatibility=compatibility,
         )
         self._growth = SequenceGrowth(
-            self._block_manager, self._sequences, max_num_tokens=max_num_tokens, compatibility=compatibility
+            manager, self._sequences, max_num_tokens=max_num_tokens, compatibility=compatibility
         )
-        self._lock = threading.RLock()
-        manager = self._block_manager
-        self._num_table_values = max(
-            pool.num_primary_blocks * pool.kv_factor * (1 if pool.layer_first_layout else pool.num_layers)
-            for pool in manager.pools
-        )
+        self._offset_table_writer = OffsetTableWriter(manager)
         self._pool_tensors = PoolTensors(
             manager.pools,
             [(manager.get_layer_pool_idx(i), manager.get_pool_layer_idx(i)) for i in range(manager.num_layers)],
@@ -570,7 +558,7 @@ class KVCacheManager:
         self._budget.num_extra_kv_tokens = num_extra_kv_tokens
         self._budget.draft_token_reserve = draft_token_reserve
         if not self._compatibility:
-            for _, manager in self._windows:
+            for manager in self._block_manager.window_block_managers.values():
                 manager.sequences.rewind_reserve = draft_token_reserve
 
     def analyze_prefix_reuse(
@@ -720,44 +708,7 @@ class KVCacheManager:
         InvalidInputError, with nothing written, if the table is too small.
         """
         with self._lock:
-            return self._copy_block_offsets(output, output_slot_offset, self.get_sequence(request_id))
-
-    def _copy_block_offsets(self, output: Any, output_slot_offset: int, sequence: GenerationRequest) -> int:
-        import numpy as np
-
-        table = np.asarray(output)
-        self._check_offset_table(table, output_slot_offset, sequence)
-        longest = pool_idx = 0
-        for window_size, manager in self._windows:
-            window = sequence.get_window(window_size)
-            rows = [
-                np.asarray(slots[: len(ids)], dtype=np.int32)
-                for slots, ids in zip(window.slots, window.block_ids, strict=True)
-            ]
-            kv_factor = manager.pools.kv_factor
-            for pool in manager.pools.pools:
-                stride = kv_factor if pool.layer_first_layout else pool.num_layers * kv_factor
-                for beam_idx, row in enumerate(rows):
-                    _write_row(table[pool_idx, output_slot_offset + beam_idx], row, stride, kv_factor)
-                    longest = max(longest, len(row))
-                pool_idx += 1
-        return longest
-
-    def _check_offset_table(self, table: Any, first_row: int, sequence: GenerationRequest) -> None:
-        if self._num_table_values > MAX_INT32:
-            raise InvalidInputError(
-                f"a pool has {self._num_table_values} K and V blocks, entries of 32 bits cannot tell them apart; "
-                "use fewer blocks or layers per pool"
-            )
-        width = max(len(ids) for window, _ in self._windows for ids in sequence.get_cache_block_ids(window))
-        needed = [self.num_pools, first_row + sequence.beam_width, 2, width]
-        shape = list(table.shape)
-        is_large = len(shape) == 4 and all(size >= least for size, least in zip(shape, needed, strict=True))
-        if table.dtype.name != "int32" or first_row < 0 or not is_large:
-            raise InvalidInputError(
-                f"request {sequence.request_id} from row {first_row} on needs an int32 table of at least {needed}, "
-                f"it is {table.dtype} {shape}"
-            )
+            return self._offset_table_writer.write(output, output_slot_offset, self.get_sequence(request_id))
 
     def get_block_offsets_of_batch(
         self, output: Any, first_batch_slot_idx: int, batch_size: int, beam_width: int
@@ -895,12 +846,3 @@ def _commit_hashes(blocks: Sequence[KVCacheBlock], keys: Sequence[PackedKey]) ->
             block.set_hash(value)
         hashes.append(value)
     return hashes
-
-
-def _write_row(target: Any, slots: Any, stride: int, kv_factor: int) -> None:
-    """Write one beam's K and V rows: slot times the slot's stride, plus the field; NULL_ENTRY stays."""
-    missing = slots == NULL_ENTRY
-    for field in (0, 1):
-        values = slots * stride + (field if kv_factor == 2 else 0)
-        values[missing] = NULL_ENTRY
-        target[field, : len(slots)] = values
