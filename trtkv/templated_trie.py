@@ -213,12 +213,6 @@ class Node(Generic[K, V]):
                 children.index.add(child_key, child)
         yield from children.index.find(key)
 
-    def find_partially_matching_nodes(self, key: K) -> Iterator[tuple[int, Node[K, V]]]:
-        """The children of ``find_partial_matches`` one by one, as (shared tokens, child)."""
-        for matches in self.find_partial_matches(key):
-            for child in matches.children:
-                yield matches.num_tokens, child
-
 
 class Trie(Generic[K, V]):
     """Tree of nodes below one root. C++: templated_trie::Trie."""
