@@ -49,14 +49,14 @@ def token_bytes(key: PackedKey) -> bytes:
     """Little-endian int32 tokens of a packed key."""
     if key.__class__ is bytes:
         return key
-    return array("i", key).tobytes() if isinstance(key, range) else key[0]  # type: ignore[return-value]
+    return key[0] if isinstance(key, tuple) else array("i", key).tobytes()
 
 
 def num_key_tokens(key: PackedKey) -> int:
     """Tokens in a packed key."""
     if key.__class__ is bytes:
         return len(key) >> 2
-    return len(key) if isinstance(key, range) else len(key[0]) >> 2  # type: ignore[arg-type]
+    return len(key[0]) >> 2 if isinstance(key, tuple) else len(key)
 
 
 def first_token_of(key: PackedKey) -> object:
