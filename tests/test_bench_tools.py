@@ -68,7 +68,13 @@ def test_block_manager_benchmark_fills_one_table(repository_root: Path, trace: P
     assert by_work["trace-30M", "nano port", ""]["values"]["found_tokens"] == 3 * 1024
     assert set(by_work["siblings", "trtkv default", "500"]["ratios"]) == {"growth"}
     assert set(by_work["memory", "trtkv digests", ""]["values"]) == BYTES
-    for text in ("trace, first 4, pool 30M tokens", "trtkv preallocated", "a cached token", "left out: vllm sha256"):
+    for text in (
+        "trace, first 4, pool 30M tokens",
+        "trtkv preallocated",
+        " cached",
+        "if full",
+        "left out: vllm sha256",
+    ):
         assert text in " ".join(result.stdout.split())
 
 

@@ -6,9 +6,11 @@ FOLDER (or the environment variable TRTKV_PEERS) is laid out as tools/requiremen
 there is left out with a note. Every measurement is a process of its own with the interpreter of its system
 (``--vllm-python`` and so on); systems take turns, and medians over ``--repeat`` turns are shown, in microseconds.
 ``ratio`` is this project's time divided by that of the row's system for the same work, for a manager with default
-settings, one with preallocated block objects and one whose keys are digests; in rows about growth, the row divided by
-the first of its group. ``--clock cpu`` (the default) counts CPU time, which a busy machine disturbs less; ``wall`` the
-clock on the wall. ``--json FILE`` appends one line, so that a file holds a history.
+settings (``def``), one with preallocated block objects (``pre``) and one whose keys are digests (``dig``); in rows
+about growth, the row divided by the first of its group. Bytes are those of a block at rest, of a cached token beyond
+that, and of a cached token in a full pool, block objects included. ``--clock cpu`` (the default) counts CPU time, which
+a busy machine disturbs less; ``wall`` the clock on the wall. ``--json FILE`` appends one line, so that a file holds a
+history.
 """
 
 from __future__ import annotations
@@ -107,7 +109,7 @@ def groups(arguments: argparse.Namespace) -> list[Group]:
         Group("length", "new prompt, by tokens", OURS, lengths, labels=_labels(lengths)),
         Group("events", f"trace, first {few['requests']}, events", (DEFAULT, *EVENTS), [few]),
         Group("hash", "chain hash of 12,288 tokens", EVENTS, [{"case": "event_hash", "size": 12_288}]),
-        Group("memory", "bytes", everyone, [memory], unit="bytes"),
+        Group("memory", "bytes: a block, a token, a token", everyone, [memory], unit="bytes"),
     ]
 
 
@@ -254,7 +256,7 @@ def _ratios_to_ours(
 def to_table(rows: Sequence[Row], title: str) -> Table:
     """One table of everything."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("work", max_width=38)
+    table.add_column("work", min_width=24, max_width=38)
     table.add_column("system", no_wrap=True)
     for column in (*PHASES, "prompt side", "all"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -273,7 +275,7 @@ def to_table(rows: Sequence[Row], title: str) -> Table:
 def _cells(row: Row) -> list[str]:
     if row.unit == "bytes":
         block, token, full = (row.values[key] for key in BYTES)
-        return ["", "", "", "", f"{block:.0f} a block", f"{token:.2f} a cached token, {full:.2f} in a full pool"]
+        return ["", "", "", f"{block:.0f} at rest", f"{token:.2f} cached", f"{full:.2f} if full"]
     return [f"{row.values[key]:,.1f}" if row.values.get(key) else "" for key in (*PHASES, "prompt", "total")]
 
 
@@ -282,10 +284,10 @@ def _ratio_text(row: Row) -> str:
         return f"{row.ratios['growth']:.2f} {row.ratio_of}"
     keys = BYTES if row.unit == "bytes" else ("prompt", "total")
     parts = []
-    for name in (subject.variant for subject in (*OURS, DIGESTS)):
-        values = [row.ratios[f"{name} {key}"] for key in keys if f"{name} {key}" in row.ratios]
+    for variant in (subject.variant for subject in (*OURS, DIGESTS)):
+        values = [row.ratios[f"{variant} {key}"] for key in keys if f"{variant} {key}" in row.ratios]
         if values:
-            parts.append(f"{name} " + "/".join(f"{value:.2f}" for value in values))
+            parts.append(f"{variant[:3]} " + "/".join(f"{value:.2f}" for value in values))
     return ", ".join(parts)
 
 

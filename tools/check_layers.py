@@ -70,7 +70,10 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ),
     ("one window", ("window_block_manager.*",)),
     ("all windows", ("block_manager",)),
-    ("the manager", ("block_budget", "kv_cache_manager")),
+    (
+        "the manager",
+        ("block_budget", "sequence_admission", "sequence_growth", "offset_table_writer", "kv_cache_manager"),
+    ),
     (
         "around a manager",
         (

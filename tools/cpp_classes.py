@@ -379,6 +379,7 @@ NODE: Final = CppClass(
         "clearNode(..)": ("remove_node", "unlinks only; prune() goes upwards"),
         "getChildKeyValues(..)": ("ordered_children", "values are asked at the children"),
         "findOrInsertChild(..)": ("trtkv.templated_trie:Trie.insert_nodes", "finds or inserts a whole prefix"),
+        "findPartiallyMatchingNodes(..)": ("find_partial_matches", "children that match equally come as one group"),
     },
 )
 

@@ -9,7 +9,7 @@ from trtkv import capacity_estimation
 from trtkv.block_manager import BlockManager
 from trtkv.common import RECURRENT_STATES, CacheType, RequestId, WindowSize, ceil_div, trunc_div
 from trtkv.errors import InvalidInputError, TrtkvError, UnknownIdError
-from trtkv.generation_request import GenerationRequest
+from trtkv.generation_request import GenerationRequest, find_sequence
 from trtkv.linear_attention import LinearAttentionMetadata
 from trtkv.llm_request import LlmRequest
 from trtkv.window_size_metadata import PrefixReuseSummary, WindowSizeMetadata
@@ -45,12 +45,6 @@ class BlockBudget:
         """Tokens added to every prompt."""
         self.draft_token_reserve = 0
         """Draft tokens to reckon with at least."""
-
-    def _get_sequence(self, request_id: RequestId) -> GenerationRequest:
-        try:
-            return self._sequences[request_id]
-        except KeyError:
-            raise UnknownIdError(f"request {request_id} has no sequence; add it first") from None
 
     def _uses_summary(self, llm_request: LlmRequest) -> bool:
         return self._enable_block_reuse and not self._block_manager.is_variable_window and not self._is_cross
@@ -141,7 +135,7 @@ class BlockBudget:
         self, llm_request: LlmRequest, two_steps_look_ahead: bool, window_size: WindowSize
     ) -> int:
         tokens_per_block = self._tokens_per_block
-        sequence = self._get_sequence(llm_request.request_id)
+        sequence = find_sequence(self._sequences, llm_request.request_id)
         num_tokens = sequence.num_tokens
         linear = self._block_manager.linear_attention_metadata
         if window_size == RECURRENT_STATES and linear is not None:

@@ -59,7 +59,7 @@ def token_bytes(key: PackedKey) -> bytes:
             f"{describe_key(key)} does not tell its tokens, which hashes, events and partial matches need; "
             "give requests key_form=KeyForm.TOKENS"
         )
-    return array("i", key).tobytes() if isinstance(key, range) else key[0]  # type: ignore[return-value]
+    return key[0] if isinstance(key, tuple) else array("i", key).tobytes()
 
 
 def num_key_tokens(key: PackedKey) -> int:
@@ -68,7 +68,7 @@ def num_key_tokens(key: PackedKey) -> int:
         return len(key) >> 2
     if isinstance(key, int):
         return key & (1 << _LENGTH_BITS) - 1
-    return len(key) if isinstance(key, range) else len(key[0]) >> 2  # type: ignore[arg-type]
+    return len(key[0]) >> 2 if isinstance(key, tuple) else len(key)
 
 
 def describe_key(key: PackedKey) -> str:

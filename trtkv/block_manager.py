@@ -180,6 +180,16 @@ class BlockManager:
             offset += num_pools
         return result
 
+    @property
+    def reasons_for_tokens(self) -> list[str]:
+        """What of this cache needs the tokens of cached blocks, so that their keys must not be digests."""
+        reasons = {
+            "partial reuse": self.settings.enable_partial_reuse,
+            "an event manager": self._event_manager is not None,
+            "hash-map order": self.settings.hash_map_order,
+        }
+        return [name for name, applies in reasons.items() if applies]
+
     def preallocate_blocks(self) -> None:
         """Make all block objects now instead of at their first use."""
         for manager in self.window_block_managers.values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from trtkv.common import MAX_INT32, BlockId, KvCacheTransferMode, Priority, RequestId, WindowSize
 from trtkv.errors import UnknownIdError, check
@@ -123,3 +123,11 @@ class GenerationRequest:
         """Directory of the file modes."""
         config = self.kv_cache_retention_config
         return "" if config is None else config.directory
+
+
+def find_sequence(sequences: Mapping[RequestId, GenerationRequest], request_id: RequestId) -> GenerationRequest:
+    """The sequence of a request; UnknownIdError if it has none."""
+    try:
+        return sequences[request_id]
+    except KeyError:
+        raise UnknownIdError(f"request {request_id} has no sequence; add it first") from None

@@ -6,8 +6,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from heapq import heapify, heapreplace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trtkv import capacity_estimation
 from trtkv.block_budget import BlockBudget
@@ -17,13 +16,11 @@ from trtkv.block_key import (
     build_block_keys,
     build_block_keys_of,
     build_encoder_keys,
-    check_multimodal_input,
     hash_block_key,
 )
 from trtkv.block_listener import BlockListener
 from trtkv.block_manager import BlockManager, CacheSettings
 from trtkv.common import (
-    MAX_INT32,
     BlockId,
     CacheType,
     DataType,
@@ -34,18 +31,23 @@ from trtkv.common import (
 )
 from trtkv.copy_engine import CopyEngine, NullCopyEngine
 from trtkv.errors import ConfigurationError, InvalidInputError, UnknownIdError
-from trtkv.generation_request import GenerationRequest
+from trtkv.generation_request import GenerationRequest, find_sequence
 from trtkv.kv_cache_block import KVCacheBlock
 from trtkv.kv_cache_event_manager import KVCacheEventManager
 from trtkv.kv_cache_events import KVCacheEvent
-from trtkv.kv_cache_index import NULL_ENTRY
 from trtkv.linear_attention import LinearAttentionMetadata
-from trtkv.llm_request import KeyForm, LlmRequest, to_token_array
+from trtkv.llm_request import LlmRequest, to_token_array
+from trtkv.offset_table_writer import OffsetTableWriter
 from trtkv.pool_tensors import PoolTensors
 from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY
+from trtkv.sequence_admission import (
+    KvCacheConnectorManager,
+    RequestInfo,
+    SequenceAdmission,
+    check_same_request,
+)
+from trtkv.sequence_growth import SequenceGrowth
 from trtkv.stats import KvCacheIterationStats, KvCacheStats
-from trtkv.window_block_manager.counters import BlockCounters
-from trtkv.window_block_manager.loading import BatchSeqStats, ClaimResult
 from trtkv.window_block_manager.pools import IndexerKCacheSettings
 from trtkv.window_size_metadata import (
     OffsetTableDimensions,
@@ -57,17 +59,7 @@ from trtkv.window_size_metadata import (
 if TYPE_CHECKING:
     import torch
 
-    from trtkv.window_block_manager import WindowBlockManager
-
-RequestInfo = tuple[RequestId, int, int]
-"""Request id, input length in tokens (encoder length for a cross cache), beam width."""
-
-
-class KvCacheConnectorManager(Protocol):
-    """Loads more of a prompt from elsewhere. C++: KvCacheConnectorManager."""
-
-    def get_num_new_matched_tokens(self, request: LlmRequest, num_computed_tokens: int) -> int:
-        """Tokens behind those found here that the connector will fill in."""
+__all__ = ["KVCacheManager", "KvCacheConnectorManager", "RequestInfo"]
 
 
 class KVCacheManager:
@@ -83,7 +75,7 @@ class KVCacheManager:
     ``hash_map_order`` asks for that order alone: equal partial matches are then taken in the iteration order of
     the reference's hash map instead of most recently inserted first; that takes the hash of each child of a node where
     a tie comes up.
-    ``preallocate_blocks``: whether to make all block objects now, at about 200 bytes and half a microsecond each, so
+    ``preallocate_blocks``: whether to make all block objects now, at about 190 bytes and half a microsecond each, so
     that admission need not; otherwise a block costs nothing until it is first used.
     ``block_listener`` is told, block by block, what leaves the tree and why.
     """
@@ -132,7 +124,7 @@ class KVCacheManager:
         indexer = IndexerKCacheSettings(
             indexer_k_cache_quant_block_size, indexer_k_cache_index_head_dim, indexer_k_cache_use_fp4
         )
-        self._block_manager = BlockManager(
+        self._block_manager = manager = BlockManager(
             CacheSettings(
                 tuple(num_kv_heads_per_layer),
                 size_per_head,
@@ -156,22 +148,20 @@ class KVCacheManager:
             clock,
             block_listener,
         )
-        if kv_cache_connector_manager is not None and self._block_manager.is_variable_window:
+        if kv_cache_connector_manager is not None and manager.is_variable_window:
             raise ConfigurationError("a connector works with one window only; use one window or no connector")
         if preallocate_blocks:
-            self._block_manager.preallocate_blocks()
+            manager.preallocate_blocks()
         self._tokens_per_block = tokens_per_block
-        self._max_num_sequences = max_num_sequences
         self._max_beam_width = max_beam_width
         self._max_sequence_length = max_sequence_length
         self._chunk_size = max_sequence_length if chunk_size is None else chunk_size
         self._enable_block_reuse = enable_block_reuse
-        self._event_manager = event_manager
-        self._connector_manager = kv_cache_connector_manager
         self._compatibility = compatibility
+        self._lock = threading.RLock()
         self._sequences: dict[RequestId, GenerationRequest] = {}
         self._budget = BlockBudget(
-            self._block_manager,
+            manager,
             self._sequences,
             self.analyze_prefix_reuse,
             chunk_size=self._chunk_size,
@@ -179,21 +169,20 @@ class KVCacheManager:
             enable_block_reuse=enable_block_reuse,
             compatibility=compatibility,
         )
-        self._windows: list[tuple[WindowSize, WindowBlockManager]] = list(
-            self._block_manager.window_block_managers.items()
+        max_num_tokens = self.max_blocks_per_seq * tokens_per_block  # that block tables have columns for
+        self._admission = SequenceAdmission(
+            manager,
+            self._sequences,
+            kv_cache_connector_manager,
+            max_num_tokens=max_num_tokens,
+            max_beam_width=max_beam_width,
+            enable_block_reuse=enable_block_reuse,
+            compatibility=compatibility,
         )
-        # Lengths, modulo a period, at which blocks may come or go: any with a sliding window, as a long prompt
-        # leaves it only once tokens are added.
-        self._has_swa = any(manager.is_swa for _, manager in self._windows)
-        self._growth_period, self._growth_phase = (1, 0) if self._has_swa else (tokens_per_block, 1 % tokens_per_block)
-        self._has_recurrent = any(manager.is_recurrent_state for _, manager in self._windows)
-        self._max_num_tokens = self.max_blocks_per_seq * tokens_per_block  # that block tables have columns for
-        self._lock = threading.RLock()
-        manager = self._block_manager
-        self._num_table_values = max(
-            pool.num_primary_blocks * pool.kv_factor * (1 if pool.layer_first_layout else pool.num_layers)
-            for pool in manager.pools
+        self._growth = SequenceGrowth(
+            manager, self._sequences, max_num_tokens=max_num_tokens, compatibility=compatibility
         )
+        self._offset_table_writer = OffsetTableWriter(manager)
         self._pool_tensors = PoolTensors(
             manager.pools,
             [(manager.get_layer_pool_idx(i), manager.get_pool_layer_idx(i)) for i in range(manager.num_layers)],
@@ -380,260 +369,39 @@ class KVCacheManager:
         if not request_infos:
             return
         with self._lock:
-            plans, lengths = None, None
-            self._check_key_forms(llm_requests)
-            if not self._compatibility:
-                plans, lengths = self._plan_batch(request_infos, llm_requests)
-            self._block_manager.lookup_tree.key_form = llm_requests[0].key_form
-            sequences = [
-                self._create_sequence(info, request) for info, request in zip(request_infos, llm_requests, strict=True)
-            ]
-            totals: list[list[BatchSeqStats]] = [[] for _ in sequences]
-            counts = [manager.counters.snapshot() for _, manager in reversed(self._windows)]
-            for index, (window_size, manager) in enumerate(reversed(self._windows)):
-                claims = (
-                    self._plan_window(window_size, manager, request_infos, llm_requests, sequences)
-                    if plans is None
-                    else plans[index]
-                )
-                try:
-                    stats = manager.add_sequence_batch(sequences, claims, self._enable_block_reuse)
-                except Exception:
-                    if plans is not None:  # a copy engine failed
-                        self._withdraw(sequences, plans[: index + 1], counts)
-                    raise
-                for total, entry in zip(totals, stats, strict=True):
-                    total.append(entry)
-            for index, (request, total) in enumerate(zip(llm_requests, totals, strict=True)):
-                self._finish_admission(request, total, None if lengths is None else lengths[index])
-
-    def _withdraw(
-        self,
-        sequences: Sequence[GenerationRequest],
-        plans: Sequence[Sequence[ClaimResult]],
-        counts: Sequence[BlockCounters],
-    ) -> None:
-        """Take back a batch that was placed in some windows only; what it evicted or moved stays so."""
-        for (_, manager), claims, snapshot in zip(reversed(self._windows), plans, counts, strict=False):
-            manager.withdraw(sequences, claims, snapshot)
-        for sequence in sequences:
-            del self._sequences[sequence.request_id]
+            self._admission.add_batch(request_infos, llm_requests)
 
     def add_sequence(self, request_info: RequestInfo, llm_request: LlmRequest) -> None:
         """Admit one sequence; see ``add_sequence_batch``."""
         self.add_sequence_batch([request_info], [llm_request])
 
-    def _create_sequence(self, info: RequestInfo, request: LlmRequest) -> GenerationRequest:
-        request_id, input_length, beam_width = info
-        self._check_new(request_id)
-        sequence = GenerationRequest(
-            request_id,
-            input_length,
-            beam_width,
-            self._block_manager.window_block_managers,
-            request.kv_cache_retention_config,
-        )
-        self._sequences[request_id] = sequence
-        return sequence
-
-    def _check_new(self, request_id: RequestId) -> None:
-        if request_id in self._sequences:
-            raise InvalidInputError(f"request {request_id} has a sequence already; remove it or use another id")
-
-    def _effective_lengths(self, window_size: WindowSize, request_infos: Sequence[RequestInfo]) -> list[int]:
-        limit = self.window_sizes_metadata[window_size].max_token_num
-        return [min(input_length, limit) for _, input_length, _ in request_infos]
-
-    def _plan_window(
-        self,
-        window_size: WindowSize,
-        manager: WindowBlockManager,
-        request_infos: Sequence[RequestInfo],
-        llm_requests: Sequence[LlmRequest],
-        sequences: Sequence[GenerationRequest],
-    ) -> list[ClaimResult]:
-        limits = [sequence.current_prepopulated_prompt_len for sequence in sequences]
-        return self._plan_one_window(window_size, manager, list(zip(request_infos, llm_requests, strict=True)), limits)
-
-    def _plan_batch(
-        self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
-    ) -> tuple[list[list[ClaimResult]], list[int]]:
-        """Plan all windows, widest first, and raise whatever would go wrong. Changes nothing.
-
-        Returns the claims by window and the length found for each request, a connector's tokens included.
-        """
-        self._check_batch(request_infos, llm_requests)
-        plans, lengths = self._find_cached(request_infos, llm_requests)
-        for (_, manager), claims in zip(reversed(self._windows), plans, strict=True):
-            manager.check_room(claims, self._enable_block_reuse)
-        if self._writes_prepopulated:
-            for index, request in enumerate(llm_requests):
-                lengths[index] += self._num_connector_tokens(request, lengths[index])
-                request.check_prepopulated_prompt_len(lengths[index], self._tokens_per_block)
-        return plans, lengths
-
-    def _check_key_forms(self, llm_requests: Sequence[LlmRequest]) -> None:
-        tree, settings = self._block_manager.lookup_tree, self._block_manager.settings
-        is_empty = not self._sequences and not tree.root.has_children
-        key_form = llm_requests[0].key_form if is_empty else tree.key_form
-        for request in llm_requests:
-            if request.key_form is not key_form:
-                raise InvalidInputError(
-                    f"request {request.request_id} has key_form={request.key_form}, others of this manager have "
-                    f"{key_form}; give all requests the same"
-                )
-        if key_form is not KeyForm.DIGESTS:
-            return
-        needs_tokens = {
-            "partial reuse": settings.enable_partial_reuse,
-            "an event manager": self._event_manager is not None,
-            "hash-map order": settings.hash_map_order,
-        }
-        if any(needs_tokens.values()):
-            raise InvalidInputError(
-                f"request {llm_requests[0].request_id} has key_form={key_form}, which does not go with "
-                f"{' or '.join(name for name, needs in needs_tokens.items() if needs)}; construct the manager without"
-            )
-
-    def _check_batch(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> None:
-        seen: set[RequestId] = set()
-        for (request_id, input_length, beam_width), request in zip(request_infos, llm_requests, strict=True):
-            self._check_new(request_id)
-            if request_id in seen:
-                raise InvalidInputError(f"request {request_id} appears twice in the batch; give each id once")
-            seen.add(request_id)
-            _check_same_request(request_id, request)
-            if input_length < 1 or not 1 <= beam_width <= self._max_beam_width:
-                raise InvalidInputError(
-                    f"request {request_id} has input length {input_length} and {beam_width} beams; "
-                    f"give at least 1 token and 1 to {self._max_beam_width} beams"
-                )
-            if input_length > self._max_num_tokens:
-                raise InvalidInputError(
-                    f"request {request_id} has input length {input_length}, block tables hold {self._max_num_tokens} "
-                    "tokens; cut it or raise max_sequence_length"
-                )
-            if request.multimodal_input is not None and self._enable_block_reuse:
-                check_multimodal_input(request.multimodal_input)
-
-    def _find_cached(
-        self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
-    ) -> tuple[list[list[ClaimResult]], list[int]]:
-        """Claims per window, widest first, and how much of each prompt all windows have. Changes nothing.
-
-        A window may be content with a long match only: a sliding one leaves blocks out that a shorter prefix would
-        still see, recurrent states exist at some lengths only. When another window cuts the match, it is asked again.
-        """
-        batch = list(zip(request_infos, llm_requests, strict=True))
-        limits = [MAX_INT32] * len(batch)
-        caps, plans = [], []
-        for window_size, manager in reversed(self._windows):
-            caps.append(limits)
-            plans.append(self._plan_one_window(window_size, manager, batch, limits))
-            limits = [claim.prepopulated_len for claim in plans[-1]]
-        is_settled = not self._enable_block_reuse or not (self._has_swa or self._has_recurrent)
-        while not is_settled:
-            is_settled = True
-            for index, (window_size, manager) in enumerate(reversed(self._windows)):
-                is_cut = [
-                    claim.depends_on_length and claim.total_matched_tokens > limit
-                    for claim, limit in zip(plans[index], limits, strict=True)
-                ]
-                if any(is_cut):
-                    is_settled = False
-                    caps[index] = [
-                        limit if cut else cap for cut, limit, cap in zip(is_cut, limits, caps[index], strict=True)
-                    ]
-                    plans[index] = self._plan_one_window(window_size, manager, batch, caps[index])
-                    limits = [
-                        min(limit, claim.prepopulated_len) for limit, claim in zip(limits, plans[index], strict=True)
-                    ]
-        return plans, limits
-
-    def _plan_one_window(
-        self,
-        window_size: WindowSize,
-        manager: WindowBlockManager,
-        batch: Sequence[tuple[RequestInfo, LlmRequest]],
-        max_matched_tokens: Sequence[int],
-    ) -> list[ClaimResult]:
-        infos = [info for info, _ in batch]
-        return manager.plan_batch(
-            [request for _, request in batch],
-            self._effective_lengths(window_size, infos),
-            [beam_width for _, _, beam_width in infos],
-            self._enable_block_reuse,
-            max_matched_tokens,
-        )
-
-    @property
-    def _writes_prepopulated(self) -> bool:
-        """Whether a match is written to the request; a match of encoder tokens says nothing about its prompt."""
-        return self._enable_block_reuse and (self._compatibility or not self.cross_kv)
-
-    def _num_connector_tokens(self, request: LlmRequest, num_computed_tokens: int) -> int:
-        if self._connector_manager is None or request.is_dummy_request:
-            return 0
-        return self._connector_manager.get_num_new_matched_tokens(request, num_computed_tokens)
-
-    def _finish_admission(self, request: LlmRequest, stats: Sequence[BatchSeqStats], length: int | None) -> None:
-        if self._writes_prepopulated:
-            if length is None:
-                length = min(entry.prepopulated_len for entry in stats)
-                length += self._num_connector_tokens(request, length)
-            request.set_prepopulated_prompt_len(length, self._tokens_per_block)
-        if self._enable_block_reuse:
-            request.set_estimated_reusable_tokens(0)
-        request.update_block_counters(
-            sum(entry.alloc_total_delta for entry in stats),
-            sum(entry.alloc_new_delta for entry in stats),
-            sum(entry.reused_delta for entry in stats),
-            sum(entry.missed_delta for entry in stats),
-        )
-
     # -- growing and shrinking --------------------------------------------------------------------------
 
     def get_sequence(self, request_id: RequestId) -> GenerationRequest:
         """The sequence of a request."""
-        try:
-            return self._sequences[request_id]
-        except KeyError:
-            raise UnknownIdError(f"request {request_id} has no sequence; add it first") from None
+        return find_sequence(self._sequences, request_id)
 
     def add_token(self, request_id: RequestId) -> None:
         """Make room for one more token. C++: addToken.
 
         Raises OutOfBlocksError if a window needs a block and has none. Most tokens only count, without the lock.
         """
-        sequence = self._sequences.get(request_id)
-        if sequence is None:
-            sequence = self.get_sequence(request_id)
+        growth = self._growth
+        try:
+            sequence = self._sequences[request_id]
+        except KeyError:
+            sequence = self.get_sequence(request_id)  # which names the unknown one
         num_tokens = sequence.num_tokens + 1
-        if num_tokens % self._growth_period != self._growth_phase:
+        if num_tokens % growth.period != growth.phase:  # counted here, as one more call would be felt
             sequence.num_tokens = num_tokens
             return
         with self._lock:
-            self._grow(self.get_sequence(request_id))  # another thread may have removed it in the meantime
+            growth.grow(self.get_sequence(request_id))  # another thread may have removed it in the meantime
 
     def add_tokens(self, request_ids: Iterable[RequestId]) -> None:
         """``add_token`` for a decode batch, in order: for all, or, where one fails, for none."""
-        period, phase = self._growth_period, self._growth_phase
         with self._lock:
-            sequences = self._get_sequences(request_ids)
-            num_done = 0
-            try:
-                for sequence in sequences:
-                    num_tokens = sequence.num_tokens + 1
-                    if num_tokens % period == phase:
-                        self._grow(sequence)
-                    else:
-                        sequence.num_tokens = num_tokens
-                    num_done += 1
-            except Exception:
-                if not self._compatibility:
-                    for sequence in reversed(sequences[:num_done]):
-                        self._take_back_tokens(sequence, sequence.num_tokens - 1)
-                raise
+            self._growth.add_tokens(request_ids)
 
     def add_token_rounds(self, request_ids: Iterable[RequestId], num_rounds: int) -> None:
         """``add_tokens(request_ids)`` so many times: decode steps between which nothing else happens.
@@ -644,57 +412,7 @@ class KVCacheManager:
         if num_rounds < 0:
             raise InvalidInputError(f"{num_rounds} rounds of decoding; give 0 or more, and rewind_kv_cache to go back")
         with self._lock:
-            sequences = self._get_sequences(request_ids)
-            if not self._has_swa and not self._compatibility and len(set(sequences)) == len(sequences):
-                self._grow_in_rounds(sequences, num_rounds)
-                return
-            request_ids = [sequence.request_id for sequence in sequences]
-            for _ in range(num_rounds):
-                self.add_tokens(request_ids)
-
-    def _grow_in_rounds(self, sequences: list[GenerationRequest], num_rounds: int) -> None:
-        lengths = [sequence.num_tokens for sequence in sequences]
-        growths = [(-length % self._tokens_per_block, index) for index, length in enumerate(lengths)]
-        heapify(growths)  # the next round at which each sequence needs a block, first come first
-        try:
-            while growths and growths[0][0] < num_rounds:
-                done, index = growths[0]
-                sequences[index].num_tokens = lengths[index] + done
-                self._grow(sequences[index])
-                heapreplace(growths, (done + self._tokens_per_block, index))
-            done = num_rounds
-        finally:
-            for sequence, length in zip(reversed(sequences), reversed(lengths), strict=True):
-                self._take_back_tokens(sequence, length + done)
-                sequence.num_tokens = length + done
-
-    def _get_sequences(self, request_ids: Iterable[RequestId]) -> list[GenerationRequest]:
-        request_ids = list(request_ids)
-        try:
-            return list(map(self._sequences.__getitem__, request_ids))
-        except KeyError:
-            return [self.get_sequence(request_id) for request_id in request_ids]  # which names the unknown one
-
-    def _take_back_tokens(self, sequence: GenerationRequest, length: int) -> None:
-        """Cut a sequence to a length it had, with the blocks that came since; what slid out or was evicted stays so."""
-        while sequence.num_tokens > length:
-            sequence.num_tokens -= 1
-            if not sequence.num_tokens % self._tokens_per_block:
-                for _, manager in self._windows:
-                    manager.drop_last_position(sequence)
-
-    def _grow(self, sequence: GenerationRequest) -> None:
-        """One more token where a window may take or let go of a block."""
-        if not self._compatibility:
-            if sequence.num_tokens >= self._max_num_tokens:
-                raise InvalidInputError(
-                    f"request {sequence.request_id} has {sequence.num_tokens} tokens, as many as block tables hold; "
-                    "end it or raise max_sequence_length"
-                )
-            for _, manager in self._windows:
-                manager.check_can_add_token(sequence)
-        sequence.num_tokens += 1
-        self._block_manager.adjust_blocks_if_needed(sequence)
+            self._growth.add_token_rounds(request_ids, num_rounds)
 
     def rewind_kv_cache(self, request_id: RequestId, rewind_lengths: int) -> None:
         """Drop the last tokens of a sequence, with blocks no longer needed; unknown ids are ignored.
@@ -703,41 +421,8 @@ class KVCacheManager:
         """
         with self._lock:
             sequence = self._sequences.get(request_id)
-            if sequence is None:
-                return
-            if not self._compatibility:
-                self._check_can_rewind(sequence, rewind_lengths)
-            for _ in range(rewind_lengths):
-                self._remove_token(sequence)
-            if not self._compatibility and rewind_lengths:
-                for _, manager in self._windows:
-                    manager.sequences.detach_rewound_block(sequence)
-
-    def _check_can_rewind(self, sequence: GenerationRequest, num_tokens: int) -> None:
-        if not 0 <= num_tokens <= sequence.num_tokens:
-            raise InvalidInputError(
-                f"request {sequence.request_id} has {sequence.num_tokens} tokens and cannot be rewound by {num_tokens}"
-            )
-        self._check_one_beam(sequence)
-        for _, manager in self._windows:
-            manager.sequences.check_can_rewind(sequence, num_tokens)
-
-    @staticmethod
-    def _check_one_beam(sequence: GenerationRequest) -> None:
-        if sequence.beam_width != 1:
-            raise InvalidInputError(
-                f"request {sequence.request_id} has {sequence.beam_width} beams; only one beam can be rewound"
-            )
-
-    def _remove_token(self, sequence: GenerationRequest) -> None:
-        """C++: removeToken."""
-        if sequence.num_tokens == 0:
-            return
-        self._check_one_beam(sequence)
-        sequence.num_tokens -= 1
-        for _, manager in self._windows:
-            if manager.sequences.ends_block(sequence.num_tokens):
-                manager.release_last_block(sequence)
+            if sequence is not None:
+                self._growth.rewind(sequence, rewind_lengths)
 
     def remove_sequence(
         self, request_id: RequestId, llm_request: LlmRequest | None = None, pin_on_release: bool = False
@@ -752,7 +437,7 @@ class KVCacheManager:
             if sequence is None:
                 return
             if llm_request is not None and not self._compatibility:
-                _check_same_request(request_id, llm_request)
+                check_same_request(request_id, llm_request)
             self._block_manager.release_blocks(sequence, llm_request if self._enable_block_reuse else None)
             del self._sequences[request_id]
 
@@ -782,7 +467,7 @@ class KVCacheManager:
         with self._lock:
             sequence = self.get_sequence(request_id)
             if not self._compatibility:
-                _check_same_request(request_id, llm_request)
+                check_same_request(request_id, llm_request)
             return self._block_manager.store_blocks_for_reuse(sequence, llm_request, pin_blocks)
 
     def pin_blocks(self, request_id: RequestId) -> None:
@@ -868,7 +553,7 @@ class KVCacheManager:
         self._budget.num_extra_kv_tokens = num_extra_kv_tokens
         self._budget.draft_token_reserve = draft_token_reserve
         if not self._compatibility:
-            for _, manager in self._windows:
+            for manager in self._block_manager.window_block_managers.values():
                 manager.sequences.rewind_reserve = draft_token_reserve
 
     def analyze_prefix_reuse(
@@ -897,7 +582,7 @@ class KVCacheManager:
             return 0
         with self._lock:
             info = (llm_request.request_id, llm_request.prompt_len, llm_request.beam_width)
-            _, limits = self._find_cached([info], [llm_request])
+            _, limits = self._admission.find_cached([info], [llm_request])
             return limits[0]
 
     def get_needed_blocks_one_step(
@@ -1018,44 +703,7 @@ class KVCacheManager:
         InvalidInputError, with nothing written, if the table is too small.
         """
         with self._lock:
-            return self._copy_block_offsets(output, output_slot_offset, self.get_sequence(request_id))
-
-    def _copy_block_offsets(self, output: Any, output_slot_offset: int, sequence: GenerationRequest) -> int:
-        import numpy as np
-
-        table = np.asarray(output)
-        self._check_offset_table(table, output_slot_offset, sequence)
-        longest = pool_idx = 0
-        for window_size, manager in self._windows:
-            window = sequence.get_window(window_size)
-            rows = [
-                np.asarray(slots[: len(ids)], dtype=np.int32)
-                for slots, ids in zip(window.slots, window.block_ids, strict=True)
-            ]
-            kv_factor = manager.pools.kv_factor
-            for pool in manager.pools.pools:
-                stride = kv_factor if pool.layer_first_layout else pool.num_layers * kv_factor
-                for beam_idx, row in enumerate(rows):
-                    _write_row(table[pool_idx, output_slot_offset + beam_idx], row, stride, kv_factor)
-                    longest = max(longest, len(row))
-                pool_idx += 1
-        return longest
-
-    def _check_offset_table(self, table: Any, first_row: int, sequence: GenerationRequest) -> None:
-        if self._num_table_values > MAX_INT32:
-            raise InvalidInputError(
-                f"a pool has {self._num_table_values} K and V blocks, entries of 32 bits cannot tell them apart; "
-                "use fewer blocks or layers per pool"
-            )
-        width = max(len(ids) for window, _ in self._windows for ids in sequence.get_cache_block_ids(window))
-        needed = [self.num_pools, first_row + sequence.beam_width, 2, width]
-        shape = list(table.shape)
-        is_large = len(shape) == 4 and all(size >= least for size, least in zip(shape, needed, strict=True))
-        if table.dtype.name != "int32" or first_row < 0 or not is_large:
-            raise InvalidInputError(
-                f"request {sequence.request_id} from row {first_row} on needs an int32 table of at least {needed}, "
-                f"it is {table.dtype} {shape}"
-            )
+            return self._offset_table_writer.write(output, output_slot_offset, self.get_sequence(request_id))
 
     def get_block_offsets_of_batch(
         self, output: Any, first_batch_slot_idx: int, batch_size: int, beam_width: int
@@ -1181,13 +829,6 @@ def _check_at_least_one(**counts: int) -> None:
             raise ConfigurationError(f"{name} is {count}; give at least 1")
 
 
-def _check_same_request(request_id: RequestId, llm_request: LlmRequest) -> None:
-    if llm_request.request_id != request_id:
-        raise InvalidInputError(
-            f"request {llm_request.request_id} was given for sequence {request_id}; its tokens would name wrong blocks"
-        )
-
-
 def _commit_hashes(blocks: Sequence[KVCacheBlock], keys: Sequence[PackedKey]) -> list[int]:
     """Chain hashes of the keys; each block that is not cached takes its key and hash."""
     hashes = []
@@ -1200,12 +841,3 @@ def _commit_hashes(blocks: Sequence[KVCacheBlock], keys: Sequence[PackedKey]) ->
             block.set_hash(value)
         hashes.append(value)
     return hashes
-
-
-def _write_row(target: Any, slots: Any, stride: int, kv_factor: int) -> None:
-    """Write one beam's K and V rows: slot times the slot's stride, plus the field; NULL_ENTRY stays."""
-    missing = slots == NULL_ENTRY
-    for field in (0, 1):
-        values = slots * stride + (field if kv_factor == 2 else 0)
-        values[missing] = NULL_ENTRY
-        target[field, : len(slots)] = values

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trtkv.common import RequestId, TokenId
 from trtkv.errors import InvalidInputError
@@ -82,8 +82,9 @@ def to_token_array(tokens: Iterable[TokenId]) -> array[int]:
     """Tokens as an int32 array; an int32 buffer (array, numpy) is copied without a Python object per token."""
     if isinstance(tokens, array) and tokens.typecode == "i":
         return array("i", tokens)
+    maybe_buffer: Any = tokens
     try:
-        view = memoryview(tokens)  # type: ignore[arg-type]
+        view = memoryview(maybe_buffer)
     except TypeError:
         pass
     else:

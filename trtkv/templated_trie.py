@@ -171,12 +171,6 @@ class Node(Generic[K, V]):
                 children.index.add(child_key, child)
         yield from children.index.find(key)
 
-    def find_partially_matching_nodes(self, key: K) -> Iterator[tuple[int, Node[K, V]]]:
-        """The children of ``find_partial_matches`` one by one, as (shared tokens, child)."""
-        for matches in self.find_partial_matches(key):
-            for child in matches.children:
-                yield matches.num_tokens, child
-
 
 class ValuedNode(Node[K, V]):
     """A node with a value per channel. Channel 0 has a slot of its own, the others share a map."""

@@ -61,7 +61,7 @@ class TorchCopyEngine:
 
     def _get_stream(self, device: torch.device) -> torch.cuda.Stream:
         if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._streams[device] = torch.cuda.Stream(device)
         return self._streams[device]
 
     def _copy_pools(self, copy: BlockCopy, pools: Sequence[KVCacheBlockPool]) -> int:

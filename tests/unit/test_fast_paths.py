@@ -33,11 +33,12 @@ from trtkv.window_block_manager.sequences import add_block_to_all_beams
 
 def force_plain_paths(manager: KVCacheManager) -> None:
     """Replace every hot loop of a manager by the plain code that it stands for."""
-    for _, window in manager._windows:
+    growth = manager._growth
+    for window in manager.block_manager.window_block_managers.values():
         _force_plain_window(window)
 
     def add_token(request_id: int) -> None:
-        manager._grow(manager.get_sequence(request_id))
+        growth.grow(manager.get_sequence(request_id))
 
     def add_tokens(request_ids: Iterable[int]) -> None:
         done = []
@@ -47,7 +48,7 @@ def force_plain_paths(manager: KVCacheManager) -> None:
                 done.append(manager.get_sequence(request_id))
         except TrtkvError:
             for sequence in reversed(done):
-                manager._take_back_tokens(sequence, sequence.num_tokens - 1)
+                growth._take_back_tokens(sequence, sequence.num_tokens - 1)
             raise
 
     def add_token_rounds(request_ids: Sequence[int], num_rounds: int) -> None:

@@ -175,7 +175,7 @@ def file_child_under_wrong_key(world: World) -> None:
 
 def forget_child_in_index(world: World) -> None:
     root = world.manager.block_manager.lookup_tree.root
-    list(root.find_partially_matching_nodes(BlockKey((1, 9)).packed))
+    list(root.find_partial_matches(BlockKey((1, 9)).packed))
     root.children.index.discard(next(iter(root.children)))
 
 

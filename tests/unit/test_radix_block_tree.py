@@ -80,7 +80,7 @@ def test_keys_that_differ_in_constraints_have_nodes_of_their_own() -> None:
     for entry, block in zip(keys, blocks, strict=True):
         assert tree.lookup_block([entry.packed], 0, False) is block
         shorter = entry.shorten(1).packed
-        assert [node.get_value(0) for _, node in tree.root.find_partially_matching_nodes(shorter)] == [block]
+        assert [node.get_value(0) for _, node in tree.find_partial_matches(tree.root, shorter)] == [block]
 
 
 @pytest.mark.parametrize("hash_map_order", [False, True])

@@ -48,6 +48,11 @@ def keys(nodes: Any) -> list[str]:
     return [node.key for node in nodes]
 
 
+def partial_matches(node: Node[str, object], key: str) -> list[tuple[int, Node[str, object]]]:
+    """(shared letters, child) for each child that matches in part, one by one."""
+    return [(matches.num_tokens, child) for matches in node.find_partial_matches(key) for child in matches.children]
+
+
 # -- values -----------------------------------------------------------------------------------------
 
 
@@ -167,15 +172,15 @@ def test_removing_a_stranger_is_a_fault() -> None:
 
 def test_replaced_child_keeps_its_place() -> None:
     trie = make_trie("a", "b", "ab")
-    list(trie.root.find_partially_matching_nodes("a"))  # the index exists from now on
+    partial_matches(trie.root, "a")  # the index exists from now on
     old = trie.lookup_nodes(["a"])[0]
     new = TextNode("a", None)
     trie.root.replace_node(old, new)
     assert old.parent is None
     assert new.parent is trie.root
     assert keys(trie.root.ordered_children()) == ["ab", "b", "a"]
-    assert next(node for _, node in trie.root.find_partially_matching_nodes("a")) is trie.lookup_nodes(["ab"])[0]
-    assert new in [node for _, node in trie.root.find_partially_matching_nodes("ax")]
+    assert partial_matches(trie.root, "a")[0] == (1, trie.lookup_nodes(["ab"])[0])
+    assert new in [node for _, node in partial_matches(trie.root, "ax")]
 
 
 def test_only_child_is_replaced_too() -> None:
@@ -199,27 +204,27 @@ def test_children_come_newest_first() -> None:
 @pytest.mark.parametrize("others", [[], ["q"], ["q", "r", "s"]])
 def test_longest_partial_match_comes_first_and_newest_of_equals(others: list[str]) -> None:
     trie = make_trie("abcd", "abxx", "abyy", "zz", *others)
-    assert [(n, node.key) for n, node in trie.root.find_partially_matching_nodes("abcz")] == [
+    assert [(n, node.key) for n, node in partial_matches(trie.root, "abcz")] == [
         (3, "abcd"),
         (2, "abyy"),
         (2, "abxx"),
     ]
-    assert list(trie.root.find_partially_matching_nodes("x")) == []
+    assert partial_matches(trie.root, "x") == []
 
 
 def test_only_child_may_match_in_part() -> None:
     trie = make_trie("abcd")
-    assert [n for n, _ in trie.root.find_partially_matching_nodes("ab")] == [2]
-    assert list(trie.root.find_partially_matching_nodes("b")) == []
+    assert [n for n, _ in partial_matches(trie.root, "ab")] == [2]
+    assert partial_matches(trie.root, "b") == []
 
 
 def test_key_that_does_not_support_it_never_matches_in_part() -> None:
     trie = make_trie("Abc", "Abd")
-    assert list(trie.root.find_partially_matching_nodes("Abx")) == []
+    assert partial_matches(trie.root, "Abx") == []
 
 
 def test_leaf_has_no_partial_matches() -> None:
-    assert list(make_trie().root.find_partially_matching_nodes("a")) == []
+    assert partial_matches(make_trie().root, "a") == []
 
 
 def test_many_random_changes_agree_with_a_list_of_children() -> None:
@@ -245,6 +250,6 @@ def test_many_random_changes_agree_with_a_list_of_children() -> None:
         search = "".join(rng.choice("abc") for _ in range(4))
         matches = [(num_common_letters(search, c.key), c) for c in reversed(children)]
         expected = sorted([m for m in matches if m[0]], key=lambda match: -match[0])
-        assert list(trie.root.find_partially_matching_nodes(search)) == expected
+        assert partial_matches(trie.root, search) == expected
         assert list(trie.root.ordered_children()) == children[::-1]
         assert isinstance(trie.root.children, ChildMap | TextNode | None)

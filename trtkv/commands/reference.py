@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,7 +36,7 @@ def list_references(
     numbers = _numbers(prefix)
     run_ids = [run for run in load_runs() if run.startswith(prefix)]
     if json_file is not None:
-        entries: list[object] = run_ids if runs else [number._asdict() for number in numbers]  # type: ignore[assignment]
+        entries: Sequence[object] = run_ids if runs else [number._asdict() for number in numbers]
         _write(json.dumps(entries, indent=2) + "\n", json_file)
     elif runs:
         typer.echo("\n".join(run_ids))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -34,20 +35,19 @@ def compare_with(
     Raises NotComparableError where the two sides are about different things, UnknownIdError for an id that is neither
     a file nor bundled.
     """
-    settings = {"only": only, "ignore_settings": ignore_settings}
+    compare = partial(compare_facts, result, only=only, ignore_settings=ignore_settings)
     if Path(reference).is_file():
         other = load_facts(Path(reference))
-        return [compare_facts(result, other, source=f"file {reference}", tolerance=tolerance, **settings)]  # type: ignore[arg-type]
+        return [compare(other, source=f"file {reference}", tolerance=tolerance)]
     if reference == BUNDLED:
         found = [
-            compare_facts(result, facts, source=source, tolerance=max(tolerance, own), **settings)  # type: ignore[arg-type]
-            for facts, source, own in _fitting(result)
+            compare(facts, source=source, tolerance=max(tolerance, own)) for facts, source, own in _fitting(result)
         ]
         if not found:
             raise NotComparableError(f"no bundled reference fits {result.label} with {_shown(result)}")
         return found
     facts, source, own = _bundled(result, reference)
-    return [compare_facts(result, facts, source=source, tolerance=max(tolerance, own), **settings)]  # type: ignore[arg-type]
+    return [compare(facts, source=source, tolerance=max(tolerance, own))]
 
 
 def _bundled(result: Facts, reference: str) -> tuple[Facts, str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,7 +25,8 @@ class ModelEngine:
     def __init__(self, model: torch.nn.Module, cache: PagedKvCache) -> None:
         register_paged_attention()
         self._model = model.to(cache.device).eval()
-        self._model.set_attn_implementation(IMPLEMENTATION_NAME)  # type: ignore[operator]
+        set_attn_implementation: Any = self._model.set_attn_implementation  # unknown to torch.nn.Module
+        set_attn_implementation(IMPLEMENTATION_NAME)
         self._cache = cache
 
     @torch.inference_mode()

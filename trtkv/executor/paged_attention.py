@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -40,6 +40,12 @@ class PagedBatch:
         ).to(cache.device)
 
 
+class AttentionModule(Protocol):
+    """What is asked of a model's attention layer."""
+
+    layer_idx: int
+
+
 def register_paged_attention() -> None:
     """Make ``trtkv_paged`` known to transformers; doing so again changes nothing."""
     try:
@@ -55,7 +61,7 @@ def _make_no_mask(*_args: Any, **_kwargs: Any) -> None:
 
 
 def paged_attention_forward(
-    module: torch.nn.Module,
+    module: AttentionModule,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -76,7 +82,7 @@ def paged_attention_forward(
     """
     if attention_mask is not None or dropout or s_aux is not None:
         raise InvalidInputError("paged attention takes no mask, dropout or attention sinks")
-    layer_idx = int(module.layer_idx)  # type: ignore[arg-type]
+    layer_idx = int(module.layer_idx)
     cache = paged_batch.cache
     cache.write(layer_idx, paged_batch.rows, paged_batch.positions, key[0].transpose(0, 1), value[0].transpose(0, 1))
     output = torch.empty_like(query)

@@ -78,5 +78,5 @@ class StagingRing:
         import torch
 
         capacity = max(self._min_capacity, 1 << (size - 1).bit_length())
-        event: Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event: Event = torch.cuda.Event()
         return _StagingBuffer(torch.empty(capacity, dtype=torch.int32, pin_memory=True), event)

@@ -255,8 +255,9 @@ def _rates_table(result: LoopResult) -> Table:
     from rich.table import Table
 
     table = Table(title="Rates", title_justify="left")
-    for name, justify in (("rate", "left"), ("value", "right"), ("numerator", "right"), ("denominator", "right")):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("rate", no_wrap=True)
+    for name in ("value", "numerator", "denominator"):
+        table.add_column(name, justify="right", no_wrap=True)
     for rate in result.rates:
         table.add_row(rate.name, _rate_text(rate), _number(rate.numerator), _number(rate.denominator))
     return table

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -163,11 +163,11 @@ def describe_trace(
         span_seconds=_span(requests, seconds_per_unit),
         prompt_tokens=_lengths([request.input_length for request in requests]),
         output_tokens=_lengths([request.output_length for request in requests]),
-        **(_content(requests, per_block) if has_tokens else {}),  # type: ignore[arg-type]
+        **(_content(requests, per_block) if has_tokens else {}),
     )
 
 
-def _content(requests: Sequence[TraceRequest], per_block: int) -> dict[str, object]:
+def _content(requests: Sequence[TraceRequest], per_block: int) -> dict[str, Any]:
     symbols = BlockSymbols(requests, prompt_tokens, per_block, partial=True)
     tree = PrefixTree(symbols.load)
     found_blocks = [tree.insert(symbols.load(position)) for position in range(len(requests))]
