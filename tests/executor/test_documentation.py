@@ -17,10 +17,11 @@ EXPECTED = [
     "request 0: 0 of 32 tokens cached\nrequest 1: 30 of 31 tokens cached\nrequest 2: 21 of 23 tokens cached\n"
     "every token equals that of the model without a cache\n",
     "0 8 tokens\n1 8 tokens\n",
+    "16 blocks for 1,000 tokens\n",
 ]
 
 
-@pytest.mark.parametrize(("program", "expected"), list(zip(PROGRAMS, EXPECTED, strict=True)), ids=["own", "supplied"])
+@pytest.mark.parametrize(("program", "expected"), list(zip(PROGRAMS, EXPECTED, strict=True)), ids=["own", "supplied", "memory"])
 def test_program_prints_what_it_promises(program: str, expected: str) -> None:
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
     assert result.returncode == 0, result.stderr
