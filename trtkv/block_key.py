@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 from trtkv.common import MAX_INT32
 from trtkv.errors import InvalidInputError, check
 from trtkv.llm_request import KeyForm, LlmRequest, MultimodalInput, to_extra_id_array, to_token_array
+
+if TYPE_CHECKING:
+    from trtkv.compiled_hash import CompiledHash
 
 _MASK64: Final = (1 << 64) - 1
 _MASK32: Final = (1 << 32) - 1
@@ -244,18 +247,18 @@ def mix_tokens_plainly(tokens: bytes, seed: int) -> int:
 
 def mix_tokens(tokens: bytes, seed: int) -> int:
     """Mix int32 tokens into a seed; compiled where Numba is installed (extra ``fast``)."""
-    compiled = _load_compiled_mixer()
-    return mix_tokens_plainly(tokens, seed) if compiled is None else compiled(tokens, seed)
+    compiled = load_compiled_hash()
+    return mix_tokens_plainly(tokens, seed) if compiled is None else compiled.mix(tokens, seed)
 
 
 @cache
-def _load_compiled_mixer() -> Callable[[bytes, int], int] | None:
-    """The compiled mixer, or None without Numba; compiling takes about a second, once in a process."""
+def load_compiled_hash() -> CompiledHash | None:
+    """The compiled loops, or None without Numba; compiling takes about a second, once in a process."""
     if find_spec("numba") is None:
         return None
-    from trtkv.compiled_hash import compile_token_mixer
+    from trtkv.compiled_hash import compile_hash
 
-    return compile_token_mixer()
+    return compile_hash()
 
 
 def hash_block_key(key: PackedKey, parent_hash: int = 0) -> int:
@@ -283,6 +286,18 @@ def hash_block_key(key: PackedKey, parent_hash: int = 0) -> int:
             seed = _mix32(word, seed)
         seed = _mix64(mm_key.start_offset, seed)
     return seed
+
+
+def hash_key_chain(keys: Sequence[PackedKey], parent_hash: int = 0) -> list[int]:
+    """``hash_block_key`` of each key, chained to that of the key before it, the first to ``parent_hash``."""
+    compiled = load_compiled_hash()
+    if compiled is not None and len(keys) > 1 and not any(isinstance(key, tuple) for key in keys):
+        return compiled.chain(b"".join(map(token_bytes, keys)), [num_key_tokens(key) for key in keys], parent_hash)
+    hashes = []
+    for key in keys:
+        parent_hash = hash_block_key(key, parent_hash)
+        hashes.append(parent_hash)
+    return hashes
 
 
 def hash_keys_alone(keys: Sequence[PackedKey]) -> list[int]:
@@ -353,9 +368,7 @@ def resolve_hash(link: HashLink | int) -> int:
         keys.append(rest[0])
         rest = rest[1]
     value: int = rest
-    for key in reversed(keys):
-        value = hash_block_key(key, value)
-    return value
+    return hash_key_chain(keys[::-1], value)[-1] if keys else value
 
 
 # -- building keys ------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from trtkv.kv_cache_events import (
     KVCacheStoredData,
     KVCacheUpdatedData,
 )
+from trtkv.kv_cache_index import SECONDARY_POOL_FLAG
 
 EventGatherer = Callable[[list[KVCacheEvent]], "list[list[KVCacheEvent]]"]
 """Takes a rank's flushed events; returns those to hand over to readers here, rank by rank (attention_dp_gather)."""
@@ -25,8 +26,8 @@ EventGatherer = Callable[[list[KVCacheEvent]], "list[list[KVCacheEvent]]"]
 
 def describe_stored_block(block: KVCacheBlock) -> KVCacheStoredBlockData:
     """What listeners are told of a cached block."""
-    level = PRIMARY_LEVEL if block.is_primary else SECONDARY_LEVEL
-    return KVCacheStoredBlockData(block.hash, block.block_key, level, block.priority)
+    level = PRIMARY_LEVEL if block._memory_pool_block_index < SECONDARY_POOL_FLAG else SECONDARY_LEVEL
+    return KVCacheStoredBlockData(block.hash, block.key, level, block._priority)
 
 
 class KVCacheEventManager:

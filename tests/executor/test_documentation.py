@@ -21,7 +21,9 @@ EXPECTED = [
 ]
 
 
-@pytest.mark.parametrize(("program", "expected"), list(zip(PROGRAMS, EXPECTED, strict=True)), ids=["own", "supplied", "memory"])
+@pytest.mark.parametrize(
+    ("program", "expected"), list(zip(PROGRAMS, EXPECTED, strict=True)), ids=["own", "supplied", "memory"]
+)
 def test_program_prints_what_it_promises(program: str, expected: str) -> None:
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
     assert result.returncode == 0, result.stderr

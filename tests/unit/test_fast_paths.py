@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from tests.builders import TOKENS_PER_BLOCK, make_kv_cache_manager, make_request
+from tests.builders import TOKENS_PER_BLOCK, make_event_manager, make_kv_cache_manager, make_request
 from tests.snapshot import find_changes, take_snapshot
 from tests.stress.random_program import RandomProgram
 from trtkv import KVCacheManager, LlmRequest
@@ -97,8 +97,9 @@ def _force_plain_window(window: WindowBlockManager) -> None:
 class Traffic:
     """Random admissions, chunks, decode steps, stores and removals over one full-attention window."""
 
-    def __init__(self, seed: int, is_plain: bool, hash_map_order: bool) -> None:
+    def __init__(self, seed: int, is_plain: bool, hash_map_order: bool, has_events: bool) -> None:
         self.rng = random.Random(seed)
+        self.events = make_event_manager(10_000) if has_events else None
         self.manager = make_kv_cache_manager(
             self.rng.choice([12, 24, 200]),
             self.rng.choice([0, 0, 0, 6]),
@@ -106,6 +107,7 @@ class Traffic:
             copy_on_partial_reuse=self.rng.random() < 0.7,
             preallocate_blocks=not is_plain and self.rng.random() < 0.5,
             hash_map_order=hash_map_order,
+            event_manager=self.events,
         )
         if is_plain:
             self.rng.random()
@@ -173,15 +175,16 @@ class Traffic:
 
 
 @pytest.mark.pure
+@pytest.mark.parametrize("has_events", [False, True])
 @pytest.mark.parametrize("hash_map_order", [False, True])
 @pytest.mark.parametrize("seed", range(30))
-def test_hot_loops_leave_the_state_of_the_plain_code(seed: int, hash_map_order: bool) -> None:
-    fast, plain = Traffic(seed, False, hash_map_order), Traffic(seed, True, hash_map_order)
+def test_hot_loops_leave_the_state_of_the_plain_code(seed: int, hash_map_order: bool, has_events: bool) -> None:
+    fast, plain = (Traffic(seed, is_plain, hash_map_order, has_events) for is_plain in (False, True))
     for number in range(150):
         fast.step()
         plain.step()
-        before = take_snapshot(plain.manager, plain.requests.values())
-        changes = find_changes(before, take_snapshot(fast.manager, fast.requests.values()))
+        before = take_snapshot(plain.manager, plain.requests.values(), plain.events)
+        changes = find_changes(before, take_snapshot(fast.manager, fast.requests.values(), fast.events))
         assert not changes, (number, changes[:3])
         assert fast.manager.get_iteration_stats() == plain.manager.get_iteration_stats()
     assert fast.manager.num_reused_blocks > 0

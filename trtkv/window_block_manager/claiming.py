@@ -67,12 +67,12 @@ class BlockClaimer:
         return block
 
     def get_free_blocks(self, count: int) -> list[KVCacheBlock]:
-        """``get_free_block`` with the default retention, ``count`` times; a hot loop where nothing is offloaded or
-        reported and all victims stand in one queue."""
+        """``get_free_block`` with the default retention, ``count`` times; a hot loop where nothing is offloaded and all
+        victims stand in one queue."""
         policy, counters = self._policy, self._counters
+        has_events = self._event_manager is not None
         if (
-            self._event_manager is not None
-            or self._listener is not None
+            self._listener is not None
             or self._settings.num_secondary_blocks
             or not policy.can_take_default_blocks(count)
         ):
@@ -81,7 +81,10 @@ class BlockClaimer:
         counters.alloc_total += count
         for block in blocks:
             if block._lookup_node is not None:
-                block.detach_from_lookup_node()
+                if has_events:
+                    self.remove_from_tree(block)
+                else:
+                    block.detach_from_lookup_node()
             elif not block.has_tokens:
                 counters.alloc_new += 1
         return blocks

@@ -16,7 +16,6 @@ from trtkv.block_key import (
     link_hash,
     make_empty_key,
     num_key_tokens,
-    resolve_hash,
 )
 from trtkv.block_listener import BlockListener, RemovalReason
 from trtkv.common import (
@@ -454,7 +453,7 @@ class BlockLoader:
         first = len(window.held)
         count = claim.num_context_blocks - first
         keys = claim.keys[first:]
-        if len(keys) < count or claim.mode is not KvCacheTransferMode.DRAM or self._event_manager is not None:
+        if len(keys) < count or claim.mode is not KvCacheTransferMode.DRAM:
             self._allocate_shared(claim, window, True)
             return
         blocks = self._claimer.get_free_blocks(count)
@@ -517,11 +516,6 @@ class BlockLoader:
         block.compute_hash()
         return block
 
-    def _link(self, key: PackedKey, parent: HashLink | int) -> HashLink | int:
-        """A hash to be computed when it is read; at once where every hash will be reported."""
-        link = link_hash(key, parent)
-        return link if self._event_manager is None else resolve_hash(link)
-
     def _set_key(self, block: KVCacheBlock, key: PackedKey) -> None:
         block.set_block_key(key, num_key_tokens(key) == self._settings.tokens_per_block)
 
@@ -555,7 +549,7 @@ class BlockLoader:
             if index < len(keys):
                 self._set_key(block, keys[index])
             prev = block._prev_block_in_seq
-            block._hash = self._link(block.key, 0 if prev is None else prev._hash)
+            block._hash = link_hash(block.key, 0 if prev is None else prev._hash)
             counters.missed += 1
 
     def _allocate_per_beam(self, claim: ClaimResult, window: SequenceWindow) -> None:

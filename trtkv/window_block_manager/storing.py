@@ -10,6 +10,7 @@ from trtkv.block_key import (
     PackedKey,
     build_block_keys,
     build_encoder_keys,
+    hash_key_chain,
     link_hash,
     num_key_tokens,
     resolve_hash,
@@ -95,7 +96,7 @@ class BlockStorer:
         self._recurrent = recurrent
         self._improves_placeholders = recurrent is not None and not settings.compatibility
         self._is_plain = (
-            event_manager is None
+            not (event_manager is not None and settings.compatibility)
             and listener is None
             and settings.channel == 0
             and not (settings.is_swa or settings.is_recurrent_state)
@@ -200,12 +201,13 @@ class BlockStorer:
     def _store_plain(
         self, keys: Sequence[PackedKey], blocks: Sequence[KVCacheBlock], window: SequenceWindow | None
     ) -> bool:
-        """``store_blocks`` without pins, events and placeholders: the hot loop of a replay.
+        """``store_blocks`` without pins and placeholders: the hot loop of a replay.
 
         Once a node is missing all later ones are new, so they are chained without looking. Leading blocks that
         the sequence stored before are still where they were if the last of them is and no sequence that shares
         one of them has stored it elsewhere since. Where hash-map order counts, blocks that would move are left to the
-        plain code, which makes all nodes first: then the answer is False and nothing was changed.
+        plain code, which makes all nodes first, and so are free nodes there and where events are reported: then the
+        answer is False and nothing was changed.
         """
         node: LookupNodePtr = self._matcher.tree.root
         prev = self._matcher.root_block
@@ -233,20 +235,20 @@ class BlockStorer:
             index += 1
             existing = node if isinstance(node, KVCacheBlock) else node.get_value(0)
             if existing is None:
-                if self._hash_map_order:
+                if self._hash_map_order or self._event_manager is not None:
                     return False
                 self._attach(block, node, key, prev)
                 existing = block
             elif existing is not block:
                 owns_all = False
             prev = existing
-        new_blocks = blocks[index : len(keys)]
+        new_blocks, above = blocks[index : len(keys)], prev
         if self._hash_map_order and any(block._lookup_node is not None for block in new_blocks):
             return False
         for key, block in zip(keys[index:], new_blocks, strict=True):
             if block._lookup_node is not None:
                 self._sequences.num_shared_moves += block._ref_count > 1
-                block.detach_from_lookup_node()
+                self._claimer.remove_from_tree(block, RemovalReason.MOVED)
             self._set_key_and_hash(block, key, prev)
             block.become_node()
             if node.children is None and node.__class__ is not HashMapOrderedNode:
@@ -255,6 +257,8 @@ class BlockStorer:
             else:
                 node.link_node(block)
             node = prev = block
+        if self._event_manager is not None and new_blocks:
+            self._report_chain(new_blocks, keys[index:], above, self._event_manager)
         if window is not None and owns_all and keys:
             num_full = len(keys) - (num_key_tokens(keys[-1]) != self._settings.tokens_per_block)
             window.num_stored = num_full
@@ -263,6 +267,20 @@ class BlockStorer:
                 window.last_stored_key = keys[num_full - 1]
                 window.last_node_key = blocks[num_full - 1]._lookup_node.key  # type: ignore[union-attr]
         return True
+
+    def _report_chain(
+        self,
+        blocks: Sequence[KVCacheBlock],
+        keys: Sequence[PackedKey],
+        above: KVCacheBlock,
+        event_manager: KVCacheEventManager,
+    ) -> None:
+        """Hash and report blocks that hang below one another, the first below ``above``."""
+        parent_hash = above.hash
+        for block, value in zip(blocks, hash_key_chain(keys, parent_hash), strict=True):
+            block._hash = value
+        is_first = above is self._matcher.root_block
+        event_manager.enqueue_stored_event(blocks, self._settings.window_size, None if is_first else parent_hash)
 
     def _attach(self, block: KVCacheBlock, node: LookupNodePtr, key: PackedKey, prev: KVCacheBlock) -> None:
         """Make a block the value of a free node; what admission has already set stays."""
