@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from trtkv.common import KeyForm
 from trtkv.kv_cache_event_manager import KVCacheEventManager
 from trtkv.kv_cache_manager import KVCacheManager
-from trtkv.llm_request import KeyForm, LlmRequest
+from trtkv.llm_request import LlmRequest
 from trtkv.radix_block_tree import LookupNodePtr
 from trtkv.window_block_manager import WindowBlockManager
 
@@ -54,7 +55,7 @@ def describe_window(window: WindowBlockManager) -> Snapshot:
     """One window of a snapshot. Blocks never used are left out, as they may be made by looking at them."""
     policy = window.eviction_policy
     records = window.sequences.allocated_blocks_per_seq
-    has_hashes = window.matcher.tree.key_form is not KeyForm.DIGESTS
+    has_hashes = window.settings.key_form is not KeyForm.DIGESTS
     return {
         "queues": policy.free_queues(),
         "free": [policy.get_num_free_blocks(level) for level in range(3)],

@@ -18,9 +18,9 @@ from hashlib import sha256
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
-from trtkv.common import MAX_INT32
+from trtkv.common import MAX_INT32, KeyForm
 from trtkv.errors import InvalidInputError, check
-from trtkv.llm_request import KeyForm, LlmRequest, MultimodalInput, to_extra_id_array, to_token_array
+from trtkv.llm_request import LlmRequest, MultimodalInput, to_extra_id_array, to_token_array
 
 if TYPE_CHECKING:
     from trtkv.compiled_hash import CompiledHash
@@ -60,7 +60,7 @@ def token_bytes(key: PackedKey) -> bytes:
     if isinstance(key, int):
         raise InvalidInputError(
             f"{describe_key(key)} does not tell its tokens, which hashes, events and partial matches need; "
-            "give requests key_form=KeyForm.TOKENS"
+            "construct the manager with key_form=KeyForm.TOKENS"
         )
     return key[0] if isinstance(key, tuple) else array("i", key).tobytes()
 
@@ -389,15 +389,20 @@ def chop_vector_into_blocks(
 class _BlockKeyCache:
     """Keys of the full blocks of beam 0, so that admission, storing and removal build each key once."""
 
-    __slots__ = ("keys", "tokens_per_block")
+    __slots__ = ("key_form", "keys", "tokens_per_block")
 
-    def __init__(self, tokens_per_block: int) -> None:
+    def __init__(self, tokens_per_block: int, key_form: KeyForm) -> None:
         self.tokens_per_block = tokens_per_block
+        self.key_form = key_form
         self.keys: list[PackedKey] = []
 
 
 def build_block_keys(
-    request: LlmRequest, tokens_per_block: int, usable_size: int, allow_partial: bool
+    request: LlmRequest,
+    tokens_per_block: int,
+    usable_size: int,
+    allow_partial: bool,
+    key_form: KeyForm = KeyForm.TOKENS,
 ) -> list[PackedKey]:
     """Packed keys of the first ``usable_size`` tokens of beam 0, block by block. C++: buildBlockKeys."""
     if usable_size <= 0:
@@ -409,12 +414,17 @@ def build_block_keys(
             "give an input length of at most its tokens plus one"
         )
     cache = request._block_key_cache
-    if cache.__class__ is not _BlockKeyCache or cache.tokens_per_block != tokens_per_block:
-        cache = request._block_key_cache = _BlockKeyCache(tokens_per_block)
+    if (
+        cache.__class__ is not _BlockKeyCache
+        or cache.tokens_per_block != tokens_per_block
+        or cache.key_form is not key_form
+    ):
+        cache = request._block_key_cache = _BlockKeyCache(tokens_per_block, key_form)
     cached: list[PackedKey] = cache.keys
     num_full = usable_size // tokens_per_block
     if num_full > len(cached):
-        cached += _slice_keys(request, tokens, len(cached), len(tokens) // tokens_per_block, tokens_per_block)
+        end = len(tokens) // tokens_per_block
+        cached += _slice_keys(request, tokens, len(cached), end, tokens_per_block, key_form)
     keys = cached[:num_full]
     end = num_full * tokens_per_block
     if allow_partial and usable_size > end:
@@ -423,26 +433,25 @@ def build_block_keys(
 
 
 def build_block_keys_of(
-    request: LlmRequest, tokens: array[int], tokens_per_block: int, usable_size: int, allow_partial: bool
+    request: LlmRequest,
+    tokens: array[int],
+    tokens_per_block: int,
+    usable_size: int,
+    allow_partial: bool,
+    key_form: KeyForm = KeyForm.TOKENS,
 ) -> list[PackedKey]:
     """Packed keys of other tokens of the request, such as its encoder tokens, under the same constraints."""
-    keys = _build_plain_keys(request, tokens, tokens_per_block, usable_size, allow_partial)
-    return convert_keys(keys, tokens_per_block, request.key_form)
-
-
-def _build_plain_keys(
-    request: LlmRequest, tokens: array[int], tokens_per_block: int, usable_size: int, allow_partial: bool
-) -> list[PackedKey]:
     if usable_size > len(tokens):
         raise InvalidInputError(
             f"request {request.request_id} has {len(tokens)} such tokens, {usable_size} were asked for; "
             "give an input length of at most its tokens plus one"
         )
     end = usable_size if allow_partial else usable_size - usable_size % tokens_per_block
-    return [
+    keys = [
         _make_key(request, tokens, start, min(start + tokens_per_block, end))
         for start in range(0, end, tokens_per_block)
     ]
+    return convert_keys(keys, tokens_per_block, key_form)
 
 
 def build_encoder_keys(
@@ -453,7 +462,7 @@ def build_encoder_keys(
     An encoder looks both ways, so its states depend on all tokens: a common beginning is not enough to share blocks.
     The digest of the whole input therefore stands in every key, together with the request's salt.
     """
-    keys = _build_plain_keys(request, tokens, tokens_per_block, usable_size, allow_partial)
+    keys = build_block_keys_of(request, tokens, tokens_per_block, usable_size, allow_partial)
     salt = f"{request.cache_salt!r} of encoder input {sha256(tokens.tobytes()).hexdigest()}"
     packed = (key if isinstance(key, tuple) else (token_bytes(key), None, None, None, ()) for key in keys)
     return [_pack(data, extra_ids, lora, salt, extra_keys) for data, extra_ids, lora, _, extra_keys in packed]
@@ -475,30 +484,30 @@ def is_plain(request: LlmRequest) -> bool:
 
 
 def _slice_keys(
-    request: LlmRequest, tokens: array[int], first: int, last: int, tokens_per_block: int
+    request: LlmRequest, tokens: array[int], first: int, last: int, tokens_per_block: int, key_form: KeyForm
 ) -> list[PackedKey]:
     if is_plain(request):
         width = tokens_per_block * 4
         data = tokens.tobytes() if first == 0 else tokens[first * tokens_per_block :].tobytes()
-        if request.key_form is KeyForm.RUNS:
+        if key_form is KeyForm.RUNS:
             return fold_tokens(data[: (last - first) * width], tokens_per_block)
-        if request.key_form is KeyForm.DIGESTS:
+        if key_form is KeyForm.DIGESTS:
             return digest_tokens(data[: (last - first) * width], tokens_per_block)
         return [data[start : start + width] for start in range(0, (last - first) * width, width)]
     keys = [
         _make_key(request, tokens, index * tokens_per_block, (index + 1) * tokens_per_block)
         for index in range(first, last)
     ]
-    return convert_keys(keys, tokens_per_block, request.key_form)
+    return convert_keys(keys, tokens_per_block, key_form)
 
 
-def convert_keys(keys: Sequence[PackedKey], tokens_per_block: int, key_form: KeyForm) -> list[PackedKey]:
-    """Keys of tokens, under constraints or not, in the form in which requests of this key form have them."""
+def convert_keys(keys: list[PackedKey], tokens_per_block: int, key_form: KeyForm) -> list[PackedKey]:
+    """Keys of tokens, under constraints or not, in another form."""
     if key_form is KeyForm.RUNS:
         return _fold_each(keys, tokens_per_block)
     if key_form is KeyForm.DIGESTS:
         return [_digest_key(key) if num_key_tokens(key) == tokens_per_block else key for key in keys]
-    return list(keys)
+    return keys
 
 
 def digest_tokens(data: bytes, tokens_per_block: int) -> list[PackedKey]:

@@ -16,6 +16,7 @@ from trtkv.common import (
     BlocksPerWindow,
     CacheType,
     DataType,
+    KeyForm,
     KvCacheTransferMode,
     Priority,
     RequestId,
@@ -60,6 +61,7 @@ class CacheSettings(NamedTuple):
     pool_configurations: Sequence[PoolConfiguration] = ()
     compatibility: bool = False
     hash_map_order: bool = False
+    key_form: KeyForm = KeyForm.TOKENS
 
 
 class BlockManager:
@@ -78,11 +80,12 @@ class BlockManager:
         listener: BlockListener | None = None,
     ) -> None:
         _check_settings(settings)
+        _check_key_form(settings, event_manager is not None)
         self.settings = settings
         self._event_manager = event_manager
         self._listener = listener
         self.num_layers = len(settings.num_kv_heads_per_layer)
-        self.lookup_tree = UnifiedBlockTree(settings.hash_map_order)
+        self.lookup_tree = UnifiedBlockTree(settings.hash_map_order, settings.key_form)
         layers_per_window = group_layers_by_window_size(settings.max_attention_window_vec, self.num_layers)
         self._layer_to_window_size = {layer: window for window, layers in layers_per_window.items() for layer in layers}
         self.is_variable_window = len(layers_per_window) > 1
@@ -126,6 +129,7 @@ class BlockManager:
                 enable_partial_reuse=settings.enable_partial_reuse,
                 copy_on_partial_reuse=settings.copy_on_partial_reuse,
                 linear_attention_metadata=linear,
+                key_form=settings.key_form,
                 compatibility=settings.compatibility,
             ),
             layers,
@@ -179,16 +183,6 @@ class BlockManager:
             )
             offset += num_pools
         return result
-
-    @property
-    def reasons_for_tokens(self) -> list[str]:
-        """What of this cache needs the tokens of cached blocks, so that their keys must not be digests."""
-        reasons = {
-            "partial reuse": self.settings.enable_partial_reuse,
-            "an event manager": self._event_manager is not None,
-            "hash-map order": self.settings.hash_map_order,
-        }
-        return [name for name, applies in reasons.items() if applies]
 
     def preallocate_blocks(self) -> None:
         """Make all block objects now instead of at their first use."""
@@ -474,7 +468,7 @@ class BlockManager:
 
     def reset_reuse_state(self) -> None:
         """Forget everything cached: an empty tree for all windows."""
-        self.lookup_tree = UnifiedBlockTree(self.settings.hash_map_order, self.lookup_tree.key_form)
+        self.lookup_tree = UnifiedBlockTree(self.settings.hash_map_order, self.settings.key_form)
         for manager in self.window_block_managers.values():
             manager.reset_reuse_state(self.lookup_tree)
 
@@ -538,6 +532,24 @@ class BlockManager:
     def verify_queue_integrity(self, window_size: WindowSize) -> bool:
         """Whether a window's queues are sound."""
         return self.get_window_block_manager(window_size).verify_queue_integrity()
+
+
+def _check_key_form(settings: CacheSettings, has_events: bool) -> None:
+    if settings.key_form is KeyForm.TOKENS:
+        return
+    reasons = {"a cross cache": settings.cache_type is CacheType.CROSS}
+    if settings.key_form is KeyForm.DIGESTS:
+        reasons |= {
+            "partial reuse": settings.enable_partial_reuse,
+            "an event manager": has_events,
+            "hash-map order": settings.hash_map_order,
+        }
+    found = [name for name, applies in reasons.items() if applies]
+    if found:
+        raise ConfigurationError(
+            f"key_form {settings.key_form.value!r} does not go with {' or '.join(found)}, which need the tokens of "
+            "blocks; choose one or the other"
+        )
 
 
 def _check_settings(settings: CacheSettings) -> None:

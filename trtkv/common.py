@@ -41,6 +41,19 @@ class CacheType(str, Enum):
     SELFKONLY = "selfkonly"
 
 
+class KeyForm(str, Enum):
+    """How a cache keeps the tokens of full blocks, for finding them again."""
+
+    TOKENS = "tokens"
+    """Four bytes a token."""
+    RUNS = "runs"
+    """A few bytes where the tokens of a block are consecutive numbers, as the made-up ones of traces; else as TOKENS.
+    """
+    DIGESTS = "digests"
+    """A SHA-256 digest, cut to 16 bytes, of a whole block. Blocks are found again whole or not at all, and nothing can
+    tell their tokens: there are no events, no block hashes and no partial reuse."""
+
+
 class KvCacheTransferMode(str, Enum):
     """How bytes travel to the secondary level. C++: executor::KvCacheTransferMode."""
 

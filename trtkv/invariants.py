@@ -10,6 +10,7 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 
 from trtkv.block_key import (
     PackedKey,
@@ -26,6 +27,7 @@ from trtkv.common import (
     SECONDARY_LEVEL,
     BlockId,
     CacheType,
+    KeyForm,
     RequestId,
     WindowSize,
     ceil_div,
@@ -36,7 +38,7 @@ from trtkv.generation_request import GenerationRequest, SequenceWindow
 from trtkv.kv_cache_block import KVCacheBlock
 from trtkv.kv_cache_index import NULL_INDEX
 from trtkv.kv_cache_manager import KVCacheManager
-from trtkv.llm_request import KeyForm, LlmRequest
+from trtkv.llm_request import LlmRequest
 from trtkv.radix_block_tree import LookupNodePtr
 from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY
 from trtkv.templated_trie import ChildMap
@@ -422,7 +424,7 @@ class _Window:
         num_tokens = num_key_tokens(block.block_key)
         if block.is_full != (num_tokens == self._settings.tokens_per_block):
             yield f"11: block {block.block_id} has {num_tokens} tokens and full flag {block.is_full}"
-        has_hash = self._window.matcher.tree.key_form is not KeyForm.DIGESTS
+        has_hash = self._settings.key_form is not KeyForm.DIGESTS
         if has_hash and (not self._settings.compatibility or not self._settings.is_swa):
             expected = self._tree.chain_hash(node)
             if block.hash != expected:
@@ -527,7 +529,7 @@ class _SequenceKeys:
         self._tree = tree
         self._tokens_per_block = manager.tokens_per_block
         is_cross = manager.cache_type is CacheType.CROSS and not manager.compatibility
-        self._build_keys = build_encoder_keys if is_cross else build_block_keys_of
+        self._build_keys = build_encoder_keys if is_cross else partial(build_block_keys_of, key_form=manager.key_form)
         self._tokens = [
             (request.encoder_tokens or array("i"))
             if is_cross

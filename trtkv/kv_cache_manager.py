@@ -16,19 +16,12 @@ from trtkv.block_key import (
     build_block_keys,
     build_block_keys_of,
     build_encoder_keys,
-    hash_block_key,
+    convert_keys,
+    hash_key_chain,
 )
 from trtkv.block_listener import BlockListener
 from trtkv.block_manager import BlockManager, CacheSettings
-from trtkv.common import (
-    BlockId,
-    CacheType,
-    DataType,
-    Priority,
-    RequestId,
-    TokenId,
-    WindowSize,
-)
+from trtkv.common import BlockId, CacheType, DataType, KeyForm, Priority, RequestId, TokenId, WindowSize
 from trtkv.copy_engine import CopyEngine, NullCopyEngine
 from trtkv.errors import ConfigurationError, InvalidInputError, UnknownIdError
 from trtkv.generation_request import GenerationRequest, find_sequence
@@ -75,6 +68,8 @@ class KVCacheManager:
     ``hash_map_order`` asks for that order alone: equal partial matches are then taken in the iteration order of
     the reference's hash map instead of most recently inserted first; that takes the hash of each child of a node where
     a tie comes up.
+    ``key_form``: how the tokens of full blocks are kept; DIGESTS takes less than half the memory, for managers without
+    partial reuse and events.
     ``preallocate_blocks``: whether to make all block objects now, at about 190 bytes and half a microsecond each, so
     that admission need not; otherwise a block costs nothing until it is first used.
     ``block_listener`` is told, block by block, what leaves the tree and why.
@@ -111,6 +106,7 @@ class KVCacheManager:
         clock: Callable[[], int] = time.monotonic_ns,
         compatibility: bool = False,
         hash_map_order: bool | None = None,
+        key_form: KeyForm = KeyForm.TOKENS,
         preallocate_blocks: bool = False,
         block_listener: BlockListener | None = None,
     ) -> None:
@@ -142,6 +138,7 @@ class KVCacheManager:
                 tuple(pool_configurations),
                 compatibility,
                 compatibility if hash_map_order is None else hash_map_order,
+                KeyForm(key_form),
             ),
             NullCopyEngine() if copy_engine is None else copy_engine,
             event_manager,
@@ -254,6 +251,11 @@ class KVCacheManager:
     def enable_block_reuse(self) -> bool:
         """Whether cached blocks are looked up and stored."""
         return self._enable_block_reuse
+
+    @property
+    def key_form(self) -> KeyForm:
+        """How the tokens of full blocks are kept."""
+        return self._block_manager.settings.key_form
 
     @property
     def enable_partial_reuse(self) -> bool:
@@ -533,10 +535,12 @@ class KVCacheManager:
                 )
             num_full = llm_request.get_num_tokens(0) // self._tokens_per_block
             limit = min(num_full, len(window.block_ids[0]))
-            keys = build_block_keys(llm_request, self._tokens_per_block, limit * self._tokens_per_block, False)
+            tokens = llm_request.get_tokens(0)
+            size = self._tokens_per_block
+            keys = build_block_keys_of(llm_request, tokens, size, limit * size, False)
             blocks = window.held[:: llm_request.beam_width][:limit]
             if not self._compatibility:
-                return _commit_hashes(blocks, keys)
+                return _commit_hashes(blocks, keys, size, self.key_form)
             for block, key in zip(blocks, keys, strict=True):
                 if not block.is_full:
                     block.set_block_key(key, is_full=True)
@@ -570,10 +574,13 @@ class KVCacheManager:
                     llm_request, encoder_tokens, self._tokens_per_block, len(encoder_tokens), False
                 )
             elif tokens is None or tokens is llm_request.get_tokens(0):
-                keys = build_block_keys(llm_request, self._tokens_per_block, llm_request.get_num_tokens(0), False)
+                size = llm_request.get_num_tokens(0)
+                keys = build_block_keys(llm_request, self._tokens_per_block, size, False, self.key_form)
             else:
                 others = to_token_array(tokens)
-                keys = build_block_keys_of(llm_request, others, self._tokens_per_block, len(others), False)
+                keys = build_block_keys_of(
+                    llm_request, others, self._tokens_per_block, len(others), False, self.key_form
+                )
             return self._block_manager.analyze_prefix_reuse(keys)
 
     def probe_prefix_match_length(self, llm_request: LlmRequest) -> int:
@@ -829,15 +836,15 @@ def _check_at_least_one(**counts: int) -> None:
             raise ConfigurationError(f"{name} is {count}; give at least 1")
 
 
-def _commit_hashes(blocks: Sequence[KVCacheBlock], keys: Sequence[PackedKey]) -> list[int]:
-    """Chain hashes of the keys; each block that is not cached takes its key and hash."""
-    hashes = []
-    value = 0
-    for block, key in zip(blocks, keys, strict=True):
-        value = hash_block_key(key, value)
+def _commit_hashes(
+    blocks: Sequence[KVCacheBlock], keys: list[PackedKey], tokens_per_block: int, key_form: KeyForm
+) -> list[int]:
+    """Chain hashes of keys of tokens; each block that is not cached takes its key, and a hash where it can."""
+    hashes = hash_key_chain(keys)
+    stored_keys = convert_keys(keys, tokens_per_block, key_form)
+    for block, key, value in zip(blocks, stored_keys, hashes, strict=True):
         if block.is_detached and not block.is_placeholder:
             block.set_block_key(key, is_full=True)
-        if block.block_key == key and not block.is_placeholder:
+        if block.block_key == key and not block.is_placeholder and key_form is not KeyForm.DIGESTS:
             block.set_hash(value)
-        hashes.append(value)
     return hashes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from enum import Enum, IntEnum
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trtkv.common import RequestId, TokenId
@@ -46,19 +46,6 @@ _GENERATION_STATES = frozenset(
         LlmRequestState.DISAGG_GENERATION_TRANS_COMPLETE,
     }
 )
-
-
-class KeyForm(Enum):
-    """How the cache keeps the tokens of full blocks, for finding them again. All requests of a manager must agree."""
-
-    TOKENS = "tokens"
-    """Four bytes a token."""
-    RUNS = "runs"
-    """A few bytes where the tokens of a block are consecutive numbers, as the made-up ones of traces; else as TOKENS.
-    """
-    DIGESTS = "digests"
-    """A SHA-256 digest, cut to 16 bytes, of a whole block. Blocks are found again whole or not at all, and nothing can
-    tell their tokens: there are no events, no block hashes and no partial reuse."""
 
 
 class MultimodalInput(NamedTuple):
@@ -111,8 +98,6 @@ class LlmRequest:
 
     Tokens are kept per beam as int32 arrays. A request starts in CONTEXT_INIT at position 0 with one
     chunk that covers the whole prompt. C++: LlmRequest.
-
-    ``key_form``: how the cache keeps the tokens of full blocks; all requests of a manager must agree.
     """
 
     __slots__ = (
@@ -133,7 +118,6 @@ class LlmRequest:
         "encoder_tokens",
         "input_token_extra_ids",
         "is_dummy_request",
-        "key_form",
         "kv_cache_retention_config",
         "lora_task_id",
         "max_new_tokens",
@@ -159,7 +143,6 @@ class LlmRequest:
         is_dummy_request: bool = False,
         kv_cache_retention_config: KvCacheRetentionConfig | None = None,
         multimodal_input: MultimodalInput | None = None,
-        key_form: KeyForm = KeyForm.TOKENS,
         state: LlmRequestState = LlmRequestState.CONTEXT_INIT,
     ) -> None:
         prompt = to_token_array(tokens)
@@ -185,7 +168,6 @@ class LlmRequest:
         self.is_dummy_request = is_dummy_request
         self.kv_cache_retention_config = kv_cache_retention_config
         self.multimodal_input = multimodal_input
-        self.key_form = KeyForm(key_form)
         self._num_draft_tokens = num_draft_tokens
         self._tokens = [prompt] + [array("i", prompt) for _ in range(beam_width - 1)]
         self._prompt_len = len(prompt)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias, cast
 
 from trtkv import block_key
 from trtkv.block_key import EMPTY_KEY, PackedKey
+from trtkv.common import KeyForm
 from trtkv.hash_map_order import HashMapOrder
-from trtkv.llm_request import KeyForm
 from trtkv.partial_match_index import EqualMatches, KeyFunctions
 from trtkv.templated_trie import ChildMap, Node, Trie, ValuedNode
 
@@ -37,7 +37,7 @@ class UnifiedBlockTree(Trie[PackedKey, "KVCacheBlock"]):
 
     With ``hash_map_order`` equal partial matches are taken in the reference's iteration order (see HashMapOrder);
     otherwise most recently inserted first. ``num_ties`` counts partial look-ups whose two longest candidates
-    matched equally. ``key_form`` is that of the requests that store blocks.
+    matched equally. ``key_form`` is that of the keys of full blocks.
     """
 
     def __init__(self, hash_map_order: bool = False, key_form: KeyForm = KeyForm.TOKENS) -> None:
@@ -51,8 +51,8 @@ class UnifiedBlockTree(Trie[PackedKey, "KVCacheBlock"]):
         return isinstance(self._root, HashMapOrderedNode)
 
     def stored_form(self, keys: Sequence[PackedKey], tokens_per_block: int) -> Sequence[PackedKey]:
-        """Keys as they would be stored; for keys that were not made by a request."""
-        return block_key.convert_keys(keys, tokens_per_block, self.key_form)
+        """Keys as they would be stored, for keys of tokens."""
+        return block_key.convert_keys(list(keys), tokens_per_block, self.key_form)
 
     def find_partial_matches(self, node: LookupNodePtr, key: PackedKey) -> Iterator[tuple[int, LookupNodePtr]]:
         """Children of a node that share leading tokens with a key, as (shared tokens, child), longest first."""

@@ -10,7 +10,7 @@ from trtkv.block_manager import BlockManager
 from trtkv.common import MAX_INT32, CacheType, RequestId, WindowSize
 from trtkv.errors import InvalidInputError
 from trtkv.generation_request import GenerationRequest
-from trtkv.llm_request import KeyForm, LlmRequest
+from trtkv.llm_request import LlmRequest
 from trtkv.window_block_manager import WindowBlockManager
 from trtkv.window_block_manager.counters import BlockCounters
 from trtkv.window_block_manager.loading import BatchSeqStats, ClaimResult
@@ -66,10 +66,8 @@ class SequenceAdmission:
     def add_batch(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> None:
         """Give every request a sequence, and tell it how much of its prompt is cached."""
         plans, lengths = None, None
-        self._check_key_forms(llm_requests)
         if not self._compatibility:
             plans, lengths = self._plan_batch(request_infos, llm_requests)
-        self._block_manager.lookup_tree.key_form = llm_requests[0].key_form
         batch = list(zip(request_infos, llm_requests, strict=True))
         sequences = [self._create_sequence(info, request) for info, request in batch]
         totals = self._place(batch, sequences, plans)
@@ -243,23 +241,6 @@ class SequenceAdmission:
     def _check_new(self, request_id: RequestId) -> None:
         if request_id in self._sequences:
             raise InvalidInputError(f"request {request_id} has a sequence already; remove it or use another id")
-
-    def _check_key_forms(self, llm_requests: Sequence[LlmRequest]) -> None:
-        tree = self._block_manager.lookup_tree
-        is_empty = not self._sequences and not tree.root.has_children
-        key_form = llm_requests[0].key_form if is_empty else tree.key_form
-        for request in llm_requests:
-            if request.key_form is not key_form:
-                raise InvalidInputError(
-                    f"request {request.request_id} has key_form={request.key_form}, others of this manager have "
-                    f"{key_form}; give all requests the same"
-                )
-        reasons = self._block_manager.reasons_for_tokens if key_form is KeyForm.DIGESTS else ()
-        if reasons:
-            raise InvalidInputError(
-                f"request {llm_requests[0].request_id} has key_form={key_form}, which does not go with "
-                f"{' or '.join(reasons)}; construct the manager without"
-            )
 
 
 def check_same_request(request_id: RequestId, llm_request: LlmRequest) -> None:

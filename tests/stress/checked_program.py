@@ -17,7 +17,7 @@ from tests.snapshot import find_changes, take_snapshot
 from trtkv.common import RECURRENT_STATES, ceil_div
 from trtkv.errors import InvalidInputError, LogicError, OutOfBlocksError, TrtkvError
 from trtkv.invariants import check_invariants
-from trtkv.llm_request import KeyForm, LlmRequest, LlmRequestState, MultimodalInput
+from trtkv.llm_request import LlmRequest, LlmRequestState, MultimodalInput
 from trtkv.retention_config import KvCacheRetentionConfig, TokenRangeRetentionConfig
 
 
@@ -39,7 +39,6 @@ class Scenario:
     vocabulary: int = 2
     max_prompt: int = 30
     max_live: int = 5
-    key_form: KeyForm = KeyForm.TOKENS
 
 
 class GreedyConnector:
@@ -192,10 +191,7 @@ class CheckedProgram:
             length = random.randint(1, scenario.max_prompt)
             if random.random() < 0.3:
                 length = min(scenario.max_prompt, max(1, length // width * width + random.choice((-1, 0, 1))))
-        options: dict[str, Any] = {
-            "beam_width": random.randint(1, scenario.max_beam_width),
-            "key_form": scenario.key_form,
-        }
+        options: dict[str, Any] = {"beam_width": random.randint(1, scenario.max_beam_width)}
         if scenario.constraints and random.random() < 0.5:
             options["cache_salt"] = random.choice((None, "", "a", "b"))
             options["lora_task_id"] = random.choice((None, 0, 1))
@@ -486,11 +482,7 @@ class CheckedProgram:
         needed = 0
         while needed <= num_primary:
             request = self.make_request(self.scenario.max_prompt)
-            request = LlmRequest(
-                request.request_id,
-                [900 + request.request_id] * self.scenario.max_prompt,
-                key_form=self.scenario.key_form,
-            )
+            request = LlmRequest(request.request_id, [900 + request.request_id] * self.scenario.max_prompt)
             requests.append(request)
             needed += 1 if self.is_recurrent else ceil_div(request.prompt_len, self.tokens_per_block)
         infos = [(request.request_id, request.prompt_len, 1) for request in requests]
@@ -562,7 +554,7 @@ class CheckedProgram:
         if not swa or self.scenario.max_beam_width == 1 or len(self.live) >= self.scenario.max_live:
             return
         length = min(max(swa) + 2 * self.tokens_per_block, self.scenario.max_prompt)
-        request = LlmRequest(self.next_id, self.make_tokens(length), beam_width=2, key_form=self.scenario.key_form)
+        request = LlmRequest(self.next_id, self.make_tokens(length), beam_width=2)
         self.next_id += 1
         if self.try_call("add_sequence_batch", [(request.request_id, length, 2)], [request]):
             for _ in range(3 * self.tokens_per_block):
@@ -586,9 +578,7 @@ class CheckedProgram:
 
     def _add_image_without_place(self) -> None:
         if self.manager.enable_block_reuse:
-            request = LlmRequest(
-                self.next_id, [1, 2, 3], multimodal_input=MultimodalInput([[0] * 8]), key_form=self.scenario.key_form
-            )
+            request = LlmRequest(self.next_id, [1, 2, 3], multimodal_input=MultimodalInput([[0] * 8]))
             self._must_fail(InvalidInputError, "add_sequence_batch", [(self.next_id, 3, 1)], [request])
 
     def _remove_twice_in_simulation(self) -> None:

@@ -8,14 +8,14 @@ import pytest
 
 from tests.stress.checked_program import CheckedProgram, Scenario
 from tests.stress.scenarios import SCENARIOS
-from trtkv.llm_request import KeyForm
+from trtkv.common import KeyForm
 
 NUM_ACTIONS = 100
 
 
 def run(scenario: Scenario, key_form: KeyForm, seed: int) -> CheckedProgram:
-    options = {**scenario.options, "enable_partial_reuse": False}
-    program = CheckedProgram(replace(scenario, options=options, events=False, key_form=key_form), seed)
+    options = {**scenario.options, "enable_partial_reuse": False, "key_form": key_form}
+    program = CheckedProgram(replace(scenario, options=options, events=False), seed)
     program.run(NUM_ACTIONS)
     return program
 

@@ -22,16 +22,17 @@ from trtkv.block_key import (
     first_token_of,
     fold_tokens,
     hash_block_key,
+    hash_key_chain,
     num_key_tokens,
     num_matching_tokens,
     supports_partial_matching,
     token_bytes,
 )
-from trtkv.common import MAX_INT32
-from trtkv.errors import InvalidInputError, OutOfBlocksError
+from trtkv.common import MAX_INT32, CacheType, KeyForm
+from trtkv.errors import ConfigurationError, InvalidInputError, OutOfBlocksError
 from trtkv.invariants import check_invariants
 from trtkv.kv_cache_event_manager import KVCacheEventManager
-from trtkv.llm_request import KeyForm, LlmRequestState, MultimodalInput
+from trtkv.llm_request import LlmRequestState, MultimodalInput
 from trtkv.picture import draw
 
 
@@ -120,18 +121,10 @@ def test_digest_tells_its_length_and_nothing_else() -> None:
             ask(digest)
 
 
-def serve_one(manager: KVCacheManager, request: LlmRequest) -> None:
-    manager.store_context_blocks(finish_prompt(add(manager, request)))
-    manager.remove_sequence(request.request_id, request)
-
-
-def test_hashes_of_digests_are_refused_and_drawings_are_not() -> None:
-    manager = make_kv_cache_manager(16, enable_partial_reuse=False)
-    request = make_request(1, 13, key_form=KeyForm.DIGESTS)
+def test_blocks_of_digests_have_no_hashes_and_can_be_drawn() -> None:
+    manager = make_kv_cache_manager(16, enable_partial_reuse=False, key_form=KeyForm.DIGESTS)
+    request = make_request(1, 13)
     add(manager, request)
-    with pytest.raises(InvalidInputError, match="does not tell its tokens"):
-        manager.commit_and_get_block_hashes_for_request(request, 64)
-    check_invariants(manager, {1: request})
     manager.store_context_blocks(finish_prompt(request))
     blocks = [b for b in manager.block_manager.window_block_managers[64].block_objects() if b.lookup_node is not None]
     for block in blocks:
@@ -141,21 +134,40 @@ def test_hashes_of_digests_are_refused_and_drawings_are_not() -> None:
     assert "digest " in draw(manager)
 
 
+@pytest.mark.parametrize("key_form", KeyForm)
+def test_hashes_of_a_request_are_those_of_its_tokens(key_form: KeyForm) -> None:
+    """A request has its tokens, whatever the cache keeps."""
+    manager = make_kv_cache_manager(16, enable_partial_reuse=False, key_form=key_form)
+    request = make_request(1, [1, 2, 3, 4, 9, 9, 9, 9, 7, 7, 7, 7, 5])
+    add(manager, request)
+    keys = [BlockKey((1, 2, 3, 4)).packed, BlockKey((9,) * 4).packed, BlockKey((7,) * 4).packed]
+    assert manager.commit_and_get_block_hashes_for_request(request, 64) == hash_key_chain(keys)
+    check_invariants(manager, {1: request})
+    manager.store_context_blocks(finish_prompt(request))
+    check_invariants(manager, {1: request})
+    assert manager.probe_prefix_match_length(make_request(2, request.get_tokens())) == 12
+
+
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("key_form", "options", "reason"),
     [
-        ({"enable_partial_reuse": True}, "partial reuse"),
-        ({"enable_partial_reuse": False, "event_manager": KVCacheEventManager(10)}, "an event manager"),
-        ({"enable_partial_reuse": False, "hash_map_order": True}, "hash-map order"),
-        ({"enable_partial_reuse": False, "compatibility": True}, "hash-map order"),
+        (KeyForm.DIGESTS, {"enable_partial_reuse": True}, "partial reuse"),
+        (KeyForm.DIGESTS, {"event_manager": KVCacheEventManager(10)}, "an event manager"),
+        (KeyForm.DIGESTS, {"hash_map_order": True}, "hash-map order"),
+        (KeyForm.DIGESTS, {"compatibility": True}, "hash-map order"),
+        (KeyForm.DIGESTS, {"cache_type": CacheType.CROSS}, "a cross cache"),
+        (KeyForm.RUNS, {"cache_type": CacheType.CROSS}, "a cross cache"),
     ],
 )
-def test_digests_are_refused_where_tokens_are_needed(options: dict[str, Any], reason: str) -> None:
-    manager = make_kv_cache_manager(16, **options)
-    with pytest.raises(InvalidInputError, match=f"request 1 has key_form=KeyForm.DIGESTS.*{reason}"):
-        add(manager, make_request(1, 13, key_form=KeyForm.DIGESTS))
-    assert not manager.sequences
-    add(manager, make_request(1, 13))
+def test_form_is_refused_where_tokens_are_needed(key_form: KeyForm, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"key_form '{key_form.value}' does not go with .*{reason}"):
+        make_kv_cache_manager(16, **{"enable_partial_reuse": False, "key_form": key_form, **options})
+
+
+def test_form_may_be_given_by_name() -> None:
+    assert make_kv_cache_manager(16, key_form="runs").key_form is KeyForm.RUNS
+    with pytest.raises(ValueError, match="'nothing' is not a valid KeyForm"):
+        make_kv_cache_manager(16, key_form="nothing")
 
 
 # -- servers ----------------------------------------------------------------------------------------
@@ -166,8 +178,7 @@ class Server:
 
     def __init__(self, seed: int, key_form: KeyForm, **options: Any) -> None:
         self.rng = random.Random(seed)
-        self.key_form = key_form
-        self.manager: KVCacheManager = make_kv_cache_manager(24, 8, **options)
+        self.manager: KVCacheManager = make_kv_cache_manager(24, 8, key_form=key_form, **options)
         self.live: list[LlmRequest] = []
         self.found: list[int] = []
 
@@ -176,7 +187,7 @@ class Server:
         firsts = [rng.choice([0, 100, 200]) for _ in range(rng.randint(1, 3))]
         prompt = [first + index * 8 + offset for index, first in enumerate(firsts) for offset in range(8)]
         del prompt[rng.randint(2, len(prompt)) :]
-        request = LlmRequest(request_id, prompt, 4, key_form=self.key_form)
+        request = LlmRequest(request_id, prompt, 4)
         try:
             self.manager.add_sequence_batch([(request_id, len(prompt), 1)], [request])
         except OutOfBlocksError:
@@ -244,14 +255,17 @@ def test_what_is_asked_by_tokens_is_found_as_well(
         if enable_partial_reuse and key_form is KeyForm.DIGESTS:
             continue
         manager = make_kv_cache_manager(
-            16, enable_partial_reuse=enable_partial_reuse, copy_on_partial_reuse=copy_on_partial_reuse
+            16,
+            enable_partial_reuse=enable_partial_reuse,
+            copy_on_partial_reuse=copy_on_partial_reuse,
+            key_form=key_form,
         )
         image = None if image_at is None else MultimodalInput([[1] * 8], [image_at], [2])
-        first = make_request(1, tokens, multimodal_input=image, key_form=key_form)
+        first = make_request(1, tokens, multimodal_input=image)
         manager.store_context_blocks(finish_prompt(add(manager, first)))
         check_invariants(manager, {1: first})
         manager.remove_sequence(1, first)
-        second = make_request(2, tokens, key_form=key_form)
+        second = make_request(2, tokens)
         answer = [describe(manager, second, tokens)]
         for num_tokens in (8, 4, 0):
             manager.truncate_blocks(tokens, num_tokens)
@@ -261,12 +275,3 @@ def test_what_is_asked_by_tokens_is_found_as_well(
         answers.append(answer)
     assert all(answer == answers[0] for answer in answers)
     assert answers[0][0] != answers[0][-1] or image_at == 0
-
-
-def test_requests_of_a_manager_agree() -> None:
-    manager = make_kv_cache_manager()
-    add(manager, make_request(1, 13, key_form=KeyForm.RUNS))
-    with pytest.raises(InvalidInputError, match=r"request 2 has key_form=KeyForm.TOKENS, others .* have KeyForm.RUNS"):
-        add(manager, make_request(2, 13))
-    manager.remove_sequence(1)
-    add(manager, make_request(2, 13))

@@ -12,9 +12,10 @@ from tests.stress.manager_tree import read_trees
 from tests.stress.random_program import RandomProgram
 from tests.users.serving import admit, compute, serve
 from trtkv.block_key import BlockKey, build_block_keys, hash_block_key
+from trtkv.common import KeyForm
 from trtkv.errors import OutOfBlocksError, TrtkvError
 from trtkv.kv_cache_events import KVCacheStoredData
-from trtkv.llm_request import KeyForm, LlmRequest, MultimodalInput
+from trtkv.llm_request import LlmRequest, MultimodalInput
 
 IMAGE_TOKEN = 9
 
@@ -31,7 +32,7 @@ class Content:
     image_position: int = 0
     image_length: int = 0
 
-    def make_request(self, request_id: int, key_form: KeyForm = KeyForm.TOKENS) -> LlmRequest:
+    def make_request(self, request_id: int) -> LlmRequest:
         image = None
         if self.image is not None:
             image = MultimodalInput([[self.image] * 8], [self.image_position], [self.image_length])
@@ -42,7 +43,6 @@ class Content:
             cache_salt=self.cache_salt,
             input_token_extra_ids=self.extra_ids,
             multimodal_input=image,
-            key_form=key_form,
         )
 
 
@@ -83,12 +83,12 @@ def test_what_differs_in_anything_but_tokens_is_never_shared(
 ) -> None:
     """Isolation: a cached token is used only behind the same prefix, adapter, salt, extra ids and image."""
     rng = random.Random(seed)
-    manager = make_kv_cache_manager(48, enable_partial_reuse=enable_partial_reuse)
+    manager = make_kv_cache_manager(48, enable_partial_reuse=enable_partial_reuse, key_form=key_form)
     served: set[object] = set()
     num_hits = 0
     for index in range(250):
         content = draw_content(rng)
-        request = content.make_request(index, key_form)
+        request = content.make_request(index)
         admit(manager, request)
         num_cached = request.prepopulated_prompt_len
         num_hits += num_cached > 0

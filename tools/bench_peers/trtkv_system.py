@@ -31,7 +31,6 @@ class BenchSystem:
         window = -(-pool.max_tokens // width) * width
         self._batch: Sequence[LlmRequest] = ()
         self._batch_ids: list[int] = []
-        self._key_form = KeyForm.DIGESTS if variant == "digests" else KeyForm.TOKENS
         self._has_events = variant.startswith("events")
         if variant == "events-plain-hash":
             block_key.load_compiled_hash = lambda: None
@@ -48,6 +47,7 @@ class BenchSystem:
             DataType.INT8,
             max_sequence_length=window,
             enable_partial_reuse=variant != "digests",
+            key_form=KeyForm.DIGESTS if variant == "digests" else KeyForm.TOKENS,
             preallocate_blocks=variant == "preallocated",
             event_manager=KVCacheEventManager(_EVENT_CAPACITY) if self._has_events else None,
         )
@@ -58,7 +58,7 @@ class BenchSystem:
 
     def add(self, request_id: int, prompt: array[int]) -> tuple[LlmRequest, int]:
         """Keys, match and allocation in one call."""
-        request = LlmRequest(request_id, prompt, key_form=self._key_form)
+        request = LlmRequest(request_id, prompt)
         self._manager.add_sequence_batch([(request_id, len(prompt), 1)], [request])
         return request, request.prepopulated_prompt_len
 

@@ -101,7 +101,7 @@ class CauseObserver:
         self._in_decode = False
         expected = []
         for request in requests:
-            path = PromptPath(request, self._tokens_per_block, self._history)
+            path = PromptPath(request, self._tokens_per_block, self._tree.key_form, self._history)
             found, alone = self._match(path)
             segments = list(self._causes.explain(path, found, alone))
             expected.append(_Expected(found, self._refine(request, path.num_tokens, segments)))
@@ -124,7 +124,7 @@ class CauseObserver:
     def stored(self, request: LlmRequest) -> None:
         """The full blocks of a prompt were stored."""
         self._num_calls += 1
-        keys = build_block_keys(request, self._tokens_per_block, usable_tokens(request), False)
+        keys = build_block_keys(request, self._tokens_per_block, usable_tokens(request), False, self._tree.key_form)
         path = self._paths[request.request_id][: len(keys)]
         self._see_stored(path, keys)
 
@@ -136,7 +136,7 @@ class CauseObserver:
     def removed(self, request: LlmRequest) -> None:
         """A sequence was removed, and everything that it has computed was stored."""
         self._num_calls += 1
-        keys = build_block_keys(request, self._tokens_per_block, usable_tokens(request), True)
+        keys = build_block_keys(request, self._tokens_per_block, usable_tokens(request), True, self._tree.key_form)
         prompt_path = self._paths.pop(request.request_id)
         path = prompt_path[: min(request.prompt_len // self._tokens_per_block, len(keys))]
         for key in keys[len(path) :]:

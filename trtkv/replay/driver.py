@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 
 from trtkv.common import MAX_INT32, RequestId, TokenId, ceil_div
-from trtkv.llm_request import KeyForm, LlmRequest, LlmRequestState
+from trtkv.llm_request import LlmRequest, LlmRequestState
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -92,7 +92,6 @@ def make_llm_request(trace_request: TraceRequest, max_new_tokens: int) -> LlmReq
         trace_request.index,
         trace_request.tokens(),
         max_new_tokens,
-        key_form=KeyForm.RUNS if trace_request.source.has_consecutive_tokens else KeyForm.TOKENS,
         **({} if constraints is None else constraints._asdict()),
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from trtkv.block_key import PackedKey, build_block_keys
-from trtkv.common import ceil_div
+from trtkv.common import KeyForm, ceil_div
 from trtkv.errors import check
 from trtkv.llm_request import LlmRequest
 from trtkv.replay.causes import Cause
@@ -20,9 +20,9 @@ class PromptPath:
 
     __slots__ = ("keys", "look_ups", "nodes", "num_tokens")
 
-    def __init__(self, request: LlmRequest, tokens_per_block: int, history: KeyHistory) -> None:
+    def __init__(self, request: LlmRequest, tokens_per_block: int, key_form: KeyForm, history: KeyHistory) -> None:
         self.num_tokens = request.prompt_len
-        self.keys = build_block_keys(request, tokens_per_block, self.num_tokens, True)
+        self.keys = build_block_keys(request, tokens_per_block, self.num_tokens, True, key_form)
         self.nodes = find_nodes(history, self.keys)
         num_whole = (self.num_tokens - 1) // tokens_per_block
         self.look_ups = [LookUp(node, key) for node, key in zip(self.nodes[:num_whole], self.keys, strict=False)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from trtkv.common import DataType, WindowSize, ceil_div
+from trtkv.common import DataType, KeyForm, WindowSize, ceil_div
 from trtkv.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -151,6 +151,7 @@ class ReplayConfig:
             compatibility=self.compatibility,
             hash_map_order=self.partial_reuse,  # so that equal partial matches are taken as in the original
             block_listener=block_listener,
+            key_form=KeyForm.RUNS if any(r.source.has_consecutive_tokens for r in requests) else KeyForm.TOKENS,
         )
 
 

@@ -23,6 +23,7 @@ from trtkv.common import (
     PLACEHOLDER_LEVEL,
     PRIMARY_LEVEL,
     CacheType,
+    KeyForm,
     KvCacheTransferMode,
     ceil_div,
 )
@@ -34,7 +35,7 @@ from trtkv.kv_cache_event_manager import KVCacheEventManager
 from trtkv.kv_cache_events import KVCacheUpdatedData
 from trtkv.kv_cache_index import SECONDARY_POOL_FLAG
 from trtkv.kv_cache_transfer_manager import KVCacheTransferManager
-from trtkv.llm_request import KeyForm, LlmRequest
+from trtkv.llm_request import LlmRequest
 from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY, RetentionPriorityAndDuration
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.counters import BlockCounters
@@ -197,7 +198,7 @@ class BlockLoader:
             build_keys = build_block_keys_of if self._settings.compatibility else build_encoder_keys
             keys = build_keys(request, request.encoder_tokens, tokens_per_block, input_length - 1, True)
         else:
-            keys = build_block_keys(request, tokens_per_block, input_length - 1, True)
+            keys = build_block_keys(request, tokens_per_block, input_length - 1, True, self._settings.key_form)
         if input_length % tokens_per_block == 1:
             keys.append(make_empty_key(request, input_length - 1))
         return keys
@@ -458,7 +459,7 @@ class BlockLoader:
             return
         blocks = self._claimer.get_free_blocks(count)
         prev = window.held[-1] if first else None
-        has_hashes = claim.request.key_form is not KeyForm.DIGESTS
+        has_hashes = self._settings.key_form is not KeyForm.DIGESTS
         link: HashLink | int = NO_HASH if not has_hashes else 0 if prev is None else prev._hash
         for block, key in zip(blocks, keys, strict=True):
             block._ref_count = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trtkv.common import CacheType, WindowSize
+from trtkv.common import CacheType, KeyForm, WindowSize
 from trtkv.linear_attention import LinearAttentionMetadata
 
 
@@ -27,6 +27,7 @@ class WindowSettings:
     copy_on_partial_reuse: bool
     linear_attention_metadata: LinearAttentionMetadata | None
     """Set for the recurrent-state window only."""
+    key_form: KeyForm
     compatibility: bool
     """Whether recorded faults of the reference are reproduced."""
 

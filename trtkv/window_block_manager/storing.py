@@ -335,7 +335,7 @@ class BlockStorer:
         if settings.is_recurrent_state and allow_partial:
             usable = min(usable, request.prompt_len - 1)
             allow_partial = settings.compatibility
-        return build_block_keys(request, settings.tokens_per_block, usable, allow_partial)
+        return build_block_keys(request, settings.tokens_per_block, usable, allow_partial, settings.key_form)
 
     def store_context_blocks(self, sequence: GenerationRequest, request: LlmRequest) -> None:
         """Store the full blocks computed so far. C++: storeContextBlocks."""
@@ -383,7 +383,7 @@ class BlockStorer:
             usable > min(usable_tokens(request), sequence.num_tokens) or self._settings.cache_type is CacheType.CROSS
         ):
             return  # not computed yet, or not what a cross cache holds
-        keys = build_block_keys(request, self._settings.tokens_per_block, usable, True)
+        keys = build_block_keys(request, self._settings.tokens_per_block, usable, True, self._settings.key_form)
         blocks = self._blocks_of_beam_0(sequence, request, self._sequences.get_window(sequence.request_id))
         if 2 <= len(keys) <= len(blocks):
             last, before = blocks[len(keys) - 1], blocks[len(keys) - 2]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.builders import make_linear_attention
-from trtkv.common import RECURRENT_STATES, CacheType, DataType
+from trtkv.common import RECURRENT_STATES, CacheType, DataType, KeyForm
 from trtkv.errors import ConfigurationError
 from trtkv.window_block_manager.pools import IndexerKCacheSettings, WindowPools
 from trtkv.window_block_manager.settings import WindowSettings
@@ -29,6 +29,7 @@ def make_settings(**options: Any) -> WindowSettings:
                 "enable_partial_reuse": True,
                 "copy_on_partial_reuse": True,
                 "linear_attention_metadata": None,
+                "key_form": KeyForm.TOKENS,
                 "compatibility": False,
             }
             | options
