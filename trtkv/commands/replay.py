@@ -22,6 +22,7 @@ from trtkv.commands.model_options import (
     TpOption,
     WindowSharesOption,
 )
+from trtkv.commands.never_run import warn_of_never_run
 from trtkv.commands.replay_extras import write_extras
 from trtkv.commands.replay_job import (
     ReplayJob,
@@ -168,6 +169,9 @@ def _show_outcome(job: ReplayJob, requests: RequestTrace, json_file: str | None)
     from trtkv.replay.report import progress_bar
 
     outcome = run_job(job, requests, progress_bar)
+    warning = warn_of_never_run(job, requests, outcome)
+    if warning is not None:
+        typer.echo(warning, err=True)
     if isinstance(outcome, LoopResult):
         show_loop_result(outcome, json_file)
     elif isinstance(outcome, ReplayResult):

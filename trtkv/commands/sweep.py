@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 import typer.main
 
+from trtkv.commands.never_run import warn_of_sweep
 from trtkv.commands.replay import check_writable, replay
 from trtkv.commands.replay_job import ReplayJob, TraceSettings, make_job, make_trace_settings, run_job, short_report
 
@@ -78,6 +79,9 @@ def sweep(
         outcome = run_sweep(tasks, _executor(jobs, ray), file, progress)
     seconds = time.perf_counter() - start
     typer.echo(f"{outcome.num_run} runs in {seconds:.1f} s, {outcome.num_found} found in the results file", err=True)
+    warning = warn_of_sweep(outcome.reports)
+    if warning is not None:
+        typer.echo(warning, err=True)
     rows = [make_row(task.configuration, report) for task, report in zip(tasks, outcome.reports, strict=True)]
     print_sweep(rows, grid)
     if csv is not None:
