@@ -23,7 +23,7 @@ ROOT_MODULE: Final = "(trtkv)"
 """Stands for trtkv/__init__.py, which collects public names and which no other module may import."""
 
 LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
-    ("words", ("_version", "common", "errors")),
+    ("words", ("_version", "common", "errors", "checks")),
     (
         "plain data",
         (

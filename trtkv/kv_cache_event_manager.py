@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from trtkv.checks import check_integer
 from trtkv.common import PRIMARY_LEVEL, SECONDARY_LEVEL, WindowSize
 from trtkv.errors import ConfigurationError
 from trtkv.kv_cache_block import KVCacheBlock
@@ -47,10 +48,9 @@ class KVCacheEventManager:
         attention_dp_rank: int | None = None,
         gather: EventGatherer | None = None,
     ) -> None:
-        if max_kv_event_entries <= 0:
-            raise ConfigurationError(
-                f"event buffer size is {max_kv_event_entries}; give at least 1, or no event manager at all"
-            )
+        check_integer("event buffer size", max_kv_event_entries, 1, error=ConfigurationError)
+        if attention_dp_rank is not None:
+            check_integer("attention_dp_rank", attention_dp_rank, 0, error=ConfigurationError)
         self._max_size = max_kv_event_entries
         self._attention_dp_rank = attention_dp_rank
         self._gather = gather

@@ -22,6 +22,7 @@ from trtkv.block_key import (
 )
 from trtkv.block_listener import BlockListener
 from trtkv.block_manager import BlockManager, CacheSettings
+from trtkv.checks import check_count, check_integer, check_member
 from trtkv.common import (
     MAX_INT32,
     BlockId,
@@ -144,8 +145,8 @@ class KVCacheManager:
                 dict(blocks_per_window),
                 max_sequence_length,
                 tuple(max_attention_window_vec),
-                DataType(dtype),
-                CacheType(cache_type),
+                check_member("dtype", dtype, DataType, error=ConfigurationError),
+                check_member("cache_type", cache_type, CacheType, error=ConfigurationError),
                 secondary_offload_min_priority,
                 enable_partial_reuse,
                 copy_on_partial_reuse,
@@ -497,6 +498,8 @@ class KVCacheManager:
                 raise InvalidInputError(f"request {request_id} appears twice in the batch; give each id once")
             seen.add(request_id)
             _check_same_request(request_id, request)
+            check_count(f"input length of request {request_id}", input_length)
+            check_count(f"number of beams of request {request_id}", beam_width)
             if input_length < 1 or not 1 <= beam_width <= self._max_beam_width:
                 raise InvalidInputError(
                     f"request {request_id} has input length {input_length} and {beam_width} beams; "
@@ -635,6 +638,7 @@ class KVCacheManager:
         Unless a window slides, this costs time for each block that comes and none for each token. The steps before a
         failing one stay.
         """
+        check_integer("num_rounds", num_rounds)
         if num_rounds < 0:
             raise InvalidInputError(f"{num_rounds} rounds of decoding; give 0 or more, and rewind_kv_cache to go back")
         with self._lock:
@@ -708,6 +712,7 @@ class KVCacheManager:
                     manager.sequences.detach_rewound_block(sequence)
 
     def _check_can_rewind(self, sequence: GenerationRequest, num_tokens: int) -> None:
+        check_integer("rewind_lengths", num_tokens)
         if not 0 <= num_tokens <= sequence.num_tokens:
             raise InvalidInputError(
                 f"request {sequence.request_id} has {sequence.num_tokens} tokens and cannot be rewound by {num_tokens}"
@@ -796,6 +801,7 @@ class KVCacheManager:
         Works on whole blocks of unconstrained keys; the block in which the prefix ends, and one that starts
         right behind it, stay. Sequences keep the blocks they hold.
         """
+        check_count("num_tokens_to_keep", num_tokens_to_keep)
         tokens = to_token_array(target_tokens)
         width = self._tokens_per_block
         keys: list[PackedKey] = [tokens[i : i + width].tobytes() for i in range(0, len(tokens), width)]
@@ -859,6 +865,8 @@ class KVCacheManager:
 
         Sliding windows keep that many tokens more, so that rejected drafts can be rewound.
         """
+        check_count("num_extra_kv_tokens", num_extra_kv_tokens)
+        check_count("draft_token_reserve", draft_token_reserve)
         self._budget.num_extra_kv_tokens = num_extra_kv_tokens
         self._budget.draft_token_reserve = draft_token_reserve
         if not self._compatibility:
@@ -927,6 +935,8 @@ class KVCacheManager:
 
     def get_max_capacity_batch_size(self, input_length: int, output_length: int) -> int:
         """Sequences of these lengths that fit at once: the minimum over windows. C++: getMaxCapacityBatchSize."""
+        check_count("input_length", input_length, 0 if self._compatibility else 1)
+        check_count("output_length", output_length)
         return self._budget.get_max_capacity_batch_size(input_length, output_length)
 
     # -- scheduling simulation --------------------------------------------------------------------------------
@@ -1171,8 +1181,7 @@ class KVCacheManager:
 
 def _check_at_least_one(**counts: int) -> None:
     for name, count in counts.items():
-        if count < 1:
-            raise ConfigurationError(f"{name} is {count}; give at least 1")
+        check_count(name, count, 1, error=ConfigurationError)
 
 
 def _check_same_request(request_id: RequestId, llm_request: LlmRequest) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from trtkv.checks import check_count
 from trtkv.common import MAX_INT32, RECURRENT_STATES, BlockId, CacheType, RequestId, TokenId, WindowSize, ceil_div
 from trtkv.config import KvCacheConfig, ModelConfig, SchedulerConfig
 from trtkv.copy_engine import CopyEngine
@@ -50,8 +51,10 @@ class KVCacheResourceManager(BaseResourceManager):
     ) -> None:
         num_extra = kv_cache_manager.num_extra_kv_tokens if num_extra_kv_tokens is None else num_extra_kv_tokens
         reserve = kv_cache_manager.draft_token_reserve if draft_token_reserve is None else draft_token_reserve
-        if min(num_extra, reserve) < 0:
-            raise ConfigurationError(f"num_extra_kv_tokens {num_extra} or draft_token_reserve {reserve} is negative")
+        check_count("num_extra_kv_tokens", num_extra, error=ConfigurationError)
+        check_count("draft_token_reserve", reserve, error=ConfigurationError)
+        if max_num_tokens is not None:
+            check_count("max_num_tokens", max_num_tokens, 1, error=ConfigurationError)
         if (num_extra, reserve) != (kv_cache_manager.num_extra_kv_tokens, kv_cache_manager.draft_token_reserve):
             kv_cache_manager.set_spec_decoding_budget(num_extra, reserve)
         self._impl = kv_cache_manager
