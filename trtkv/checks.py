@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import Enum
-from math import isfinite
+from math import inf, isfinite, nan
 from operator import index
-from typing import SupportsIndex, TypeVar
+from typing import SupportsFloat, SupportsIndex, TypeVar
 
 from trtkv.common import MAX_INT32
 from trtkv.errors import InvalidInputError
@@ -39,17 +39,22 @@ def check_count(name: str, value: object, least: int = 0, *, error: type[Invalid
 
 
 def check_number(
-    name: str, value: object, above: float, *, error: type[InvalidInputError] = InvalidInputError
+    name: str,
+    value: object,
+    least: float,
+    *,
+    inclusive: bool = False,
+    error: type[InvalidInputError] = InvalidInputError,
 ) -> float:
-    """The value as a float; raises ``error`` unless it is a finite number above ``above``."""
-    if isinstance(value, bool | str | bytes):
-        raise error(f"{name} is {value!r:.200}; give a number above {above}")
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise error(f"{name} is {value!r:.200}; give a number above {above}") from None
-    if not isfinite(number) or number <= above:
-        raise error(f"{name} is {value!r:.200}; give a number above {above}")
+    """The value as a float; raises ``error`` unless it is finite and above ``least``, or equal if ``inclusive``."""
+    number = nan
+    if isinstance(value, SupportsFloat) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = inf
+    if not isfinite(number) or number < least or (number == least and not inclusive):
+        raise error(f"{name} is {value!r:.200}; give a number {'of at least' if inclusive else 'above'} {least:g}")
     return number
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from math import inf, nan
 from random import Random
 from typing import Any, Final, NamedTuple
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.builders import add, make_kv_cache_manager, make_request, prefill
+from tests.sizing.models import shape_of
 from tests.snapshot import take_snapshot
 from trtkv import (
     KVCacheEventManager,
@@ -21,15 +23,24 @@ from trtkv import (
     TokenRangeRetentionConfig,
 )
 from trtkv.block_key import BlockKey
+from trtkv.capacity_estimation import group_layers_by_window_size
+from trtkv.common import DataType
 from trtkv.config import KvCacheConfig, ModelConfig
 from trtkv.config import SchedulerConfig as SchedulerSettings
-from trtkv.errors import TrtkvError
+from trtkv.errors import InvalidInputError, TrtkvError
+from trtkv.exporters.vllm_events import VllmEventTranslator
 from trtkv.kv_cache_manager import KVCacheManager
 from trtkv.llm_request import to_extra_id_array, to_token_array
-from trtkv.nano import BlockManager, SamplingParams, SchedulerConfig
+from trtkv.nano import BlockManager, SamplingParams, Scheduler, SchedulerConfig
 from trtkv.nano import Sequence as NanoSequence
+from trtkv.replay.bounds import compute_bounds
+from trtkv.replay.capacity_curve import model_curve
 from trtkv.replay.loop_config import LoopConfig
+from trtkv.replay.nano_driver import run_nano
+from trtkv.replay.readers.block_names import checked_block_size
 from trtkv.replay.replay_config import ReplayConfig
+from trtkv.replay.rows import JsonRows
+from trtkv.replay.simple_caches import ACCESS_POLICIES
 from trtkv.replay.step_time import StepTimeModel
 from trtkv.replay.workload import generate_workload
 from trtkv.resource_manager import KVCacheResourceManager, ResourceManager
@@ -37,6 +48,8 @@ from trtkv.resource_manager.dummy_requests import make_dummy_request
 from trtkv.scheduler.capacity_scheduler import CapacityScheduler
 from trtkv.scheduler.micro_batch_scheduler import MicroBatchScheduler
 from trtkv.scheduler.scheduler_config import ContextChunkingConfig
+from trtkv.sizing.cache_plan import SizingOptions, make_cache_plan
+from trtkv.sizing.memory_size import parse_memory_size
 
 NO_INTEGERS: Final = (1.5, 2.0, nan, inf, "3", b"3", [1], (), True, np.float64(2), np.bool_(True), 1j)
 NO_NAMES: Final = ("x", "", 99, -1, 1.5, nan, None, [1])
@@ -291,6 +304,83 @@ CONSTRUCTORS: Final = [
     Case("generate_workload(kind)", lambda value: generate_workload(value, 1, Random(1)), ("x", None, 5)),
     Case("generate_workload(num)", lambda value: generate_workload("chat", value, Random(1)), NOT_NEGATIVE),
     Case("generate_workload(block_size)", lambda value: generate_workload("chat", 1, Random(1), value), POSITIVE),
+    *option_cases(
+        lambda **options: make_cache_plan(
+            shape_of("llama-3.1-8b"), SizingOptions(**({"memory_bytes": 2**30} | options))
+        ),
+        "SizingOptions",
+        memory_bytes=POSITIVE,
+        host_memory_bytes=NOT_NEGATIVE,
+        kv_dtype=("x", None, 5),
+        tokens_per_block=POSITIVE,
+        max_sequence_length=below(1),
+        tp_size=POSITIVE,
+        windows=((0,), (-1,), (1.5,), ("x",)),
+        max_batch_size=POSITIVE,
+    ),
+    Case("parse_memory_size", parse_memory_size, (5, None, "x", "", "1", "1XB", "-1GiB", "nanGiB", b"1GiB")),
+    *option_cases(
+        lambda **options: KVCacheManager.calculate_max_num_blocks(
+            **(
+                {
+                    "dtype": DataType.HALF,
+                    "num_kv_heads_per_layer": [1],
+                    "size_per_head": 8,
+                    "tokens_per_block": 4,
+                    "window_size_to_layers": {64: [0]},
+                    "allotted_primary_mem_bytes": 4096,
+                    "allotted_secondary_mem_bytes": 0,
+                    "kv_factor": 2,
+                }
+                | options
+            )
+        ),
+        "calculate_max_num_blocks",
+        tokens_per_block=POSITIVE,
+        allotted_primary_mem_bytes=(*NO_INTEGERS, None),
+        allotted_secondary_mem_bytes=(*NO_INTEGERS, None),
+        extra_cost_memory=(*NO_INTEGERS, None, 4097),
+        max_batch_size=NOT_NEGATIVE,
+        max_tokens=NO_INTEGERS,
+    ),
+    *(
+        Case(
+            f"calculate_max_block_requirements({position})",
+            lambda value, position=position: KVCacheManager.calculate_max_block_requirements(
+                *(value if index == position else number for index, number in enumerate((8, 4, 0, 64, 1, 4)))
+            ),
+            wrong,
+        )
+        for position, wrong in enumerate(
+            ((*NO_INTEGERS, None),) * 2 + (NOT_NEGATIVE, (*NO_INTEGERS, None), POSITIVE, POSITIVE)
+        )
+    ),
+    Case("group_layers_by_window_size", lambda value: group_layers_by_window_size([64], value), NOT_NEGATIVE),
+    Case("VllmEventTranslator(tokens)", lambda value: VllmEventTranslator(value, [64]), POSITIVE),
+    Case("get_events", lambda value: KVCacheEventManager(4).get_events(value), (-1, nan, inf, "1", True, [1])),
+    *(
+        Case(f"{name}(capacity)", lambda value, policy=policy: policy([[1]], value), POSITIVE)
+        for name, policy in ACCESS_POLICIES.items()
+    ),
+    Case("model_curve", lambda value: model_curve([], value), POSITIVE),
+    Case("model_curve(points)", lambda value: model_curve([], 4, num_points=value), POSITIVE),
+    *option_cases(
+        lambda **options: compute_bounds([], **({"tokens_per_block": 4, "capacity_tokens": 16} | options)),
+        "compute_bounds",
+        tokens_per_block=POSITIVE,
+        capacity_tokens=NO_INTEGERS,
+        host_tokens=NOT_NEGATIVE,
+        live=POSITIVE,
+    ),
+    *option_cases(
+        lambda **options: run_nano([], **({"tokens_per_block": 4, "capacity_tokens": 16, "live": 1} | options)),
+        "run_nano",
+        tokens_per_block=POSITIVE,
+        capacity_tokens=(*NO_INTEGERS, 3, 0, -1),
+        live=POSITIVE,
+    ),
+    *option_cases(lambda **options: JsonRows(BytesIO(), "t", **options), "JsonRows", limit=below(0)),
+    Case("checked_block_size", checked_block_size, POSITIVE),
     Case("BlockKey", lambda value: BlockKey(value).packed, ([1.5], ["a"])),
 ]
 
@@ -504,3 +594,75 @@ def test_numpy_integers_are_integers() -> None:
     manager = manager_with(tokens_per_block=np.int32(4), blocks_per_window={64: (np.int64(8), 0)})
     manager.add_sequence((3, np.int64(4), 1), request)  # type: ignore[arg-type]
     assert manager.get_token_count(3) == 4
+
+
+DUMMIES: Final = [
+    Case(
+        "lengths", lambda resources: lambda value: resources.add_dummy_requests([8, 9], token_nums=[2, value]), POSITIVE
+    ),
+    Case("count", lambda resources: lambda value: resources.add_dummy_requests([8, 9], token_nums=[2] * value), (1, 3)),
+    Case(
+        "drafts",
+        lambda resources: lambda value: resources.add_dummy_requests([8], max_num_draft_tokens=value),
+        NOT_NEGATIVE,
+    ),
+    Case(
+        "beams", lambda resources: lambda value: resources.add_dummy_requests([8], max_beam_width=value), (*POSITIVE, 5)
+    ),
+    Case("ids", lambda resources: lambda value: resources.add_dummy_requests([8, value]), (8, 1, "x", None, 1.5)),
+    Case("page table(id)", lambda resources: lambda value: resources.get_batch_cache_indices([value]), UNKNOWN),
+    Case(
+        "page table(window)",
+        lambda resources: lambda value: resources.get_batch_cache_indices([1], window_size=value),
+        (99, -1, "x", 1.5),
+    ),
+    Case(
+        "page table(layer)",
+        lambda resources: lambda value: resources.get_batch_cache_indices([1], value),
+        (1, -1, "x", 1.5),
+    ),
+    Case(
+        "page table(beams)",
+        lambda resources: lambda value: resources.get_batch_cache_indices([1], beam_width=value),
+        (0, 2, -1),
+    ),
+    Case(
+        "page table(lengths)",
+        lambda resources: lambda value: resources.get_batch_cache_indices([1], num_blocks_per_seq=[value]),
+        NOT_NEGATIVE,
+    ),
+    Case(
+        "page table(rows)",
+        lambda resources: lambda value: resources.get_batch_cache_indices([1], num_blocks_per_seq=[1] * value),
+        (0, 2),
+    ),
+    Case("blocks", lambda resources: resources.get_num_kv_blocks, NOT_NEGATIVE),
+    Case("available tokens", lambda resources: resources.get_num_available_tokens, (*NO_INTEGERS, None)),
+    Case(
+        "rewind", lambda resources: lambda value: resources.rewind_kv_cache(make_request(1), value), (*NOT_NEGATIVE, 99)
+    ),
+    Case("unpin", lambda resources: lambda value: resources.unpin_blocks_by_id([value]), (99, -1, "x", None)),
+    Case("probe", lambda resources: resources.probe_prefix_match_length, ([1.5], ["a"], b"abcd", 5)),
+    Case("probe(lora)", lambda resources: lambda value: resources.probe_prefix_match_length([1], value), below(0)),
+]
+
+
+@pytest.mark.parametrize("case", DUMMIES, ids=case_ids(DUMMIES))
+def test_resource_manager_refuses_wrong_values_and_stays_as_it_was(case: Case) -> None:
+    manager = make_kv_cache_manager()
+    resources = KVCacheResourceManager(manager)
+    requests = [prefill(manager, make_request(1, 10))]
+    for value in case.wrong:
+        before = take_snapshot(manager, requests)
+        check_refused(case.call(resources), value)
+        assert take_snapshot(manager, requests) == before, value
+
+
+def test_a_sequence_that_runs_is_not_added_again() -> None:
+    scheduler = Scheduler(SchedulerConfig(num_kvcache_blocks=4, kvcache_block_size=4))
+    sequence = NanoSequence([1, 2, 3], block_size=4)
+    scheduler.add(sequence)
+    scheduler.schedule()
+    with pytest.raises(InvalidInputError, match=f"sequence {sequence.seq_id} is RUNNING; add each sequence once"):
+        scheduler.add(sequence)
+    assert (len(scheduler.waiting), len(scheduler.running)) == (0, 1)

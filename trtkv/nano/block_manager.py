@@ -79,6 +79,7 @@ class BlockManager:
         Raises InvalidInputError if the sequence holds blocks already or fewer blocks match, OutOfBlocksError if it
         does not fit; nothing is changed then.
         """
+        check_integer("num_cached_blocks", num_cached_blocks)
         hits = self._find_hits(seq, num_cached_blocks)
         num_new_blocks = seq.num_blocks - num_cached_blocks
         num_free_hits = sum(not block.ref_count for block in hits)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import Final, NamedTuple, TypeAlias, cast
 
+from trtkv.checks import check_integer
 from trtkv.common import MAX_INT32, ceil_div
 from trtkv.errors import InvalidInputError, TraceFormatError
 from trtkv.replay.rows import JsonRows, Row, RowFaultError, open_stream
@@ -41,7 +42,7 @@ def read_mooncake(rows: JsonRows, block_size: int | None) -> list[TraceRequest]:
             "Mooncake rows do not say how many tokens a hash id stands for; give it with --block-size "
             "(512 for the traces published with Mooncake)"
         )
-    if not 1 <= block_size <= MAX_INT32:
+    if not 1 <= check_integer("block size", block_size) <= MAX_INT32:
         raise InvalidInputError(f"block size is {block_size}; give the tokens per hash id, at least 1")
     hash_ids = _HashIds(block_size)
 

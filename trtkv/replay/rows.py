@@ -14,6 +14,7 @@ from importlib import import_module
 from itertools import chain
 from typing import IO, Final, TypeVar, cast
 
+from trtkv.checks import check_integer
 from trtkv.errors import InvalidInputError, TraceFormatError
 from trtkv.replay.trace import RowFault
 
@@ -37,8 +38,7 @@ class JsonRows:
     """
 
     def __init__(self, stream: IO[bytes], name: str, *, lenient: bool = False, limit: int | None = None) -> None:
-        if limit is not None and limit < 0:
-            raise InvalidInputError(f"limit is {limit}; give the number of rows to read, 0 or more")
+        check_limit(limit)
         self.name = name
         self.faults: list[RowFault] = []
         self._lenient = lenient
@@ -92,6 +92,12 @@ class JsonRows:
 
     def _error(self, line_number: int, reason: str) -> TraceFormatError:
         return TraceFormatError(f"{self.name}:{line_number}: {reason}")
+
+
+def check_limit(limit: int | None) -> None:
+    """Raise InvalidInputError unless it is a number of rows, or None."""
+    if limit is not None and check_integer("limit", limit) < 0:
+        raise InvalidInputError(f"limit is {limit}; give the number of rows to read, 0 or more")
 
 
 def parse_row(line: bytes) -> Row:

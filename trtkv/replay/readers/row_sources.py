@@ -12,7 +12,7 @@ from typing import IO, Final, TypeAlias, TypeVar, cast
 
 from trtkv.errors import InvalidInputError, TraceFormatError
 from trtkv.replay.readers.options import Rows
-from trtkv.replay.rows import JsonRows, Row, RowFaultError, json_fault, open_stream
+from trtkv.replay.rows import JsonRows, Row, RowFaultError, check_limit, json_fault, open_stream
 from trtkv.replay.trace import RowFault
 
 Record = TypeVar("Record")
@@ -84,6 +84,7 @@ class FolderRows:
     def __init__(
         self, folder: str, paths: list[Path], check_header: CheckHeader, *, lenient: bool, limit: int | None
     ) -> None:
+        check_limit(limit)
         if not paths:
             raise InvalidInputError(
                 f"{folder}: no trace file was found in the folder; names end in {', '.join(TRACE_SUFFIXES)}"
@@ -149,8 +150,7 @@ def open_rows(stream: IO[bytes], name: str, check_header: CheckHeader, *, lenien
 
     ``check_header`` is called with the columns of a CSV file and raises RowFaultError if they are of no use.
     """
-    if limit is not None and limit < 0:
-        raise InvalidInputError(f"limit is {limit}; give the number of rows to read, 0 or more")
+    check_limit(limit)
     lines = _FirstLines(stream, name)
     line = lines.next_filled()
     _check_text(line, name)
