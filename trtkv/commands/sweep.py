@@ -17,7 +17,8 @@ import typer
 import typer.main
 
 from trtkv.commands.never_run import warn_of_sweep
-from trtkv.commands.replay import check_writable, replay
+from trtkv.commands.output_files import check_writable
+from trtkv.commands.replay import replay
 from trtkv.commands.replay_job import ReplayJob, TraceSettings, make_job, make_trace_settings, run_job, short_report
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ curve is a sweep of its own."""
 
 
 def sweep(
-    traces: Annotated[list[str], typer.Argument(metavar="TRACE...", help="Request traces: files or folders.")],
+    traces: Annotated[list[str], typer.Argument(metavar="TRACE", help="Request traces: files or folders.")],
     settings: Annotated[
         list[str],
         typer.Option(
