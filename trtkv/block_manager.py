@@ -341,6 +341,14 @@ class BlockManager:
         """Free primary blocks by window."""
         return {window: manager.num_free_blocks for window, manager in self.window_block_managers.items()}
 
+    def count_evictable_blocks(self) -> dict[WindowSize, tuple[int, int]]:
+        """Cached blocks that nobody holds, by window: (primary, secondary). Walks the tree."""
+        result = {}
+        for window, manager in self.window_block_managers.items():
+            levels = [block.is_primary for block in manager.matcher.list_blocks() if not block.has_refs]
+            result[window] = (sum(levels), len(levels) - sum(levels))
+        return result
+
     def get_and_reset_iteration_stats(self) -> dict[WindowSize, KvCacheIterationStats]:
         """Gauges, and counters since the last call, by window."""
         return {
