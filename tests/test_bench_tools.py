@@ -107,6 +107,67 @@ def test_unknown_group_is_refused(repository_root: Path) -> None:
     assert "unknown groups ['nonsense']" in result.stderr
 
 
+BENCHES = ("bench_block_manager.py", "bench_command.py", "bench_replay.py")
+TRACE_TOOLS = (*BENCHES, "check_scheduler_runs.py")
+
+
+@pytest.mark.parametrize("name", TRACE_TOOLS)
+@pytest.mark.parametrize("kind", ["missing", "folder", "no trace"])
+def test_wrong_trace_is_one_line(repository_root: Path, tmp_path: Path, name: str, kind: str) -> None:
+    if (name, kind) == ("bench_command.py", "no trace"):
+        return  # it is the measured command that fails
+    path = tmp_path / ("" if kind == "folder" else "t.jsonl")
+    if kind == "no trace":
+        path.write_text("hello\n")
+    result = run_tool(repository_root, name, *(("--trace",) if "block_manager" in name else ()), path)
+    check_one_line(result, str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("bench_block_manager.py", ("--peers", "nowhere"), "there is no folder nowhere"),
+        ("bench_block_manager.py", ("--nano-vllm", "nowhere"), "there is no folder nowhere"),
+        ("bench_block_manager.py", ("--vllm-python", "nowhere"), "there is no file nowhere"),
+        ("bench_block_manager.py", ("--json", "nowhere/x.jsonl"), "there is no folder nowhere"),
+        ("bench_block_manager.py", ("--repeat", 0), "0 is less than 1"),
+        ("bench_block_manager.py", ("--live", -3), "-3 is less than 1"),
+        ("bench_block_manager.py", ("--live", "x"), "'x'"),
+        ("bench_block_manager.py", ("--systems", "nonsense"), "unknown systems ['nonsense']; choose from ["),
+        ("bench_command.py", ("TRACE", "--simulator", "no-such-command"), "there is no command no-such-command"),
+        ("bench_command.py", ("TRACE", "--json", "nowhere/x.jsonl"), "there is no folder nowhere"),
+        ("bench_command.py", ("TRACE", "--repeat", 0), "0 is less than 1"),
+        ("bench_replay.py", ("TRACE", "--nano-vllm", "nowhere"), "there is no folder nowhere"),
+        ("bench_replay.py", ("TRACE", "--json", "nowhere/x.json"), "there is no folder nowhere"),
+        ("bench_replay.py", ("TRACE", "--live", 0), "0 is less than 1"),
+        ("bench_replay.py", ("TRACE",), "--block-size"),
+        ("bench_replay.py", ("TRACE", "--block-size", 512, "--capacity-tokens", 5), "capacity_tokens is 5"),
+        ("check_scheduler_runs.py", ("TRACE", "--checked", -1), "-1 is less than 0"),
+        ("check_reference_runs.py", ("--shared", "nowhere"), "there is no folder nowhere"),
+        ("check_reference_runs.py", ("--shared", "FOLDER"), "reference_runs.json"),
+        ("end_to_end.py", ("--workloads", -1), "-1 is less than 0"),
+        ("gpu_check.py", ("--json", "nowhere/x.json"), "there is no folder nowhere"),
+        ("check_layers.py", ("--nonsense",), "--nonsense"),
+        ("check_layers.py", ("nowhere",), "nowhere/trtkv does not exist"),
+    ],
+)
+def test_wrong_arguments_are_one_line(
+    repository_root: Path, trace: Path, tmp_path: Path, name: str, arguments: tuple[object, ...], told: str
+) -> None:
+    places: dict[object, object] = {"TRACE": trace, "FOLDER": tmp_path}
+    check_one_line(run_tool(repository_root, name, *(places.get(part, part) for part in arguments)), told)
+
+
+def check_one_line(result: subprocess.CompletedProcess[str], told: str) -> None:
+    """Exit status 2, and what is wrong in the last line; before it at most the usage."""
+    assert (result.returncode, result.stdout) == (2, ""), result.stderr
+    assert "Traceback" not in result.stderr
+    *usage, last = [line for line in result.stderr.splitlines() if not line.startswith(" ")]
+    assert "error: " in last
+    assert told in last
+    assert all(line.startswith("usage: ") for line in usage)
+
+
 def test_command_benchmark_alternates_two_commands(repository_root: Path, trace: Path, tmp_path: Path) -> None:
     simulator = tmp_path / "simulator"
     log, history = tmp_path / "log", tmp_path / "history.jsonl"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import typer
@@ -142,3 +143,29 @@ def test_help_loads_no_heavy_package(repository_root: Path) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=repository_root
     )
     assert result.stderr.strip() == "[]"
+
+
+ALL_COMMANDS = (
+    *[(name,) for name in cli.COMMANDS if name not in ("trace", "reference")],
+    *[("trace", name) for name in ("info", "generate")],
+    *[("reference", name) for name in ("list", "check")],
+)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+@pytest.mark.parametrize("command", [(), ("trace",), ("reference",), *ALL_COMMANDS])
+def test_help_is_whole_at_every_width(command: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    output = run(*command, "--help").output
+    parsed: Any = typer.main.get_command(cli.app)
+    for name in command:
+        parsed = parsed.get_command(typer.Context(parsed), name)
+    letters = "".join(output.split())  # as lines end behind hyphens too
+    for parameter in parsed.params:
+        if parameter.opts[0].startswith("--"):
+            assert all(re.search(rf"(?m)(^|[ ,]){option}(,| |$)", output) for option in parameter.opts)
+            assert "".join((parameter.help or "").split()) in letters  # text in brackets included
+    assert not re.search(r"[a-z,]\.\.\.", output)  # a text that was cut
+    assert "…" not in output
+    if width == 80:
+        assert max(map(len, output.splitlines())) <= 80

@@ -82,13 +82,49 @@ def test_demo_takes_a_trace_of_the_caller(repository_root: Path, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(("no-such-file.jsonl",), "cannot read the trace no-such-file.jsonl"), (("a", "b"), "one trace file or none")],
+    [
+        (("no-such-file.jsonl",), "cannot read the trace no-such-file.jsonl"),
+        (("a", "b"), "one trace file or none"),
+        (("--capacity", "b"), "unknown option --capacity; see tools/demo.sh --help"),
+        (("-x",), "unknown option -x"),
+    ],
 )
 def test_demo_refuses_wrong_arguments_before_it_installs(tree: Tree, arguments: tuple[str, ...], message: str) -> None:
     result = tree.run("tools/demo.sh", *arguments)
     assert result.returncode == 2
     assert message in result.stderr
     assert tree.calls("-m") == []
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+@pytest.mark.parametrize(
+    ("script", "usage"),
+    [
+        ("tools/demo.sh", "bash tools/demo.sh [TRACE]: "),
+        ("tools/test.sh", "bash tools/test.sh [PYTEST ARGUMENTS]: "),
+        ("tools/test_compiled.sh", "bash tools/test_compiled.sh [PYTEST ARGUMENTS]: "),
+        ("tools/build_compiled.sh", "bash tools/build_compiled.sh FOLDER: "),
+        (".ci/run", ".ci/run [PYTEST ARGUMENTS]: "),
+    ],
+)
+def test_help_is_printed_and_nothing_else_done(tree: Tree, script: str, usage: str, option: str) -> None:
+    result = tree.run(script, option)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith(usage)
+    assert "set -" not in result.stdout
+    assert "#" not in result.stdout
+    assert tree.calls("") == []
+    assert not (tree.root / ".venv").exists()
+
+
+@pytest.mark.parametrize("arguments", [(), ("--folder",), ("a", "b")])
+def test_compiled_build_refuses_wrong_arguments_before_it_builds(tree: Tree, arguments: tuple[str, ...]) -> None:
+    result = tree.run("tools/build_compiled.sh", *arguments)
+    assert result.returncode == 2
+    assert (
+        result.stderr == "error: give the folder for the wheel, and nothing else; see tools/build_compiled.sh --help\n"
+    )
+    assert tree.calls("") == []
 
 
 def test_demo_installs_no_torch(tree: Tree) -> None:

@@ -27,9 +27,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+
+from tools.arguments import at_least, existing_file, existing_folder, output_file, run_tool
+from tools.bench_peers.tokens import read_rows
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 WORKER: Final = Path(__file__).resolve().parent / "bench_peers" / "measure.py"
@@ -320,25 +325,39 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Command line of this tool."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     peers = os.environ.get("TRTKV_PEERS")
-    parser.add_argument("--peers", type=Path, default=Path(peers) if peers else None, metavar="FOLDER")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="Mooncake trace with hash ids of 512 tokens")
-    parser.add_argument("--requests", type=int, default=2000, help="rows of the trace")
-    parser.add_argument("--tokens-per-block", type=int, default=64)
-    parser.add_argument("--live", type=int, default=64)
-    parser.add_argument("--repeat", type=int, default=3, help="turns of each system")
-    parser.add_argument("--operations", type=int, default=40, help="times a single operation is done in a turn")
-    parser.add_argument("--operation-tokens", type=int, default=32_768, help="prompt of a single operation")
-    parser.add_argument("--scale", type=int, default=200_000, help="blocks of the largest tree")
+    parser.add_argument("--peers", type=existing_folder, default=Path(peers) if peers else None, metavar="FOLDER")
+    parser.add_argument(
+        "--trace", type=existing_file, metavar="FILE", help="Mooncake trace with hash ids of 512 tokens"
+    )
+    parser.add_argument("--requests", type=at_least(1), default=2000, help="rows of the trace")
+    parser.add_argument("--tokens-per-block", type=at_least(1), default=64)
+    parser.add_argument("--live", type=at_least(1), default=64)
+    parser.add_argument("--repeat", type=at_least(1), default=3, help="turns of each system")
+    parser.add_argument("--operations", type=at_least(1), default=40, help="times a single operation is done in a turn")
+    parser.add_argument("--operation-tokens", type=at_least(1), default=32_768, help="prompt of a single operation")
+    parser.add_argument("--scale", type=at_least(1), default=200_000, help="blocks of the largest tree")
     parser.add_argument("--systems", nargs="*", default=[], help="systems beside this one; default: all")
     parser.add_argument("--only", nargs="*", default=[], help="groups to run; default: all")
     parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
     parser.add_argument("--no-gc", action="store_true", help="switch Python's cycle collector off, for all systems")
     for system in ("vllm", "sglang", "nano"):
-        parser.add_argument(f"--{system}-python", type=Path, metavar="PYTHON", help=f"interpreter that has {system}")
-    parser.add_argument("--nano-vllm", type=Path, metavar="FOLDER", help="folder that holds the package nanovllm")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append the numbers as one line of JSON")
+        parser.add_argument(
+            f"--{system}-python", type=existing_file, metavar="PYTHON", help=f"interpreter that has {system}"
+        )
+    parser.add_argument(
+        "--nano-vllm", type=existing_folder, metavar="FOLDER", help="folder that holds the package nanovllm"
+    )
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="append the numbers as one line of JSON")
     arguments = parser.parse_args(argv)
     arguments.trace = arguments.trace or default_trace(arguments.peers)
+    systems = sorted({subject.system for subject in (*OURS, *PEERS)})
+    if unknown := set(arguments.systems) - set(systems):
+        parser.error(f"unknown systems {sorted(unknown)}; choose from {systems}")
+    if arguments.trace is not None:
+        try:
+            read_rows(arguments.trace, 1)
+        except (ValueError, OSError) as error:
+            parser.error(f"argument --trace: {error}")
     names = [group.name for group in groups(arguments)]
     if unknown := set(arguments.only) - set(names):
         parser.error(f"unknown groups {sorted(unknown)}; choose from {names}")
@@ -377,4 +396,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

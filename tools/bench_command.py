@@ -19,9 +19,13 @@ from statistics import median
 from time import perf_counter
 from typing import Final, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+
+from tools.arguments import at_least, command, existing_file, output_file, run_tool
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 
@@ -44,7 +48,9 @@ def run_command(command: Sequence[str]) -> CommandRun:
     os.close(null)
     _, status, usage = os.wait4(process, 0)
     if status:
-        raise SystemExit(f"{' '.join(command)} ended with status {os.waitstatus_to_exitcode(status)}")
+        raise SystemExit(
+            f"{' '.join(command)} ended with status {os.waitstatus_to_exitcode(status)}; run it to see why"
+        )
     kilobytes = usage.ru_maxrss
     return CommandRun(perf_counter() - start, usage.ru_utime + usage.ru_stime, kilobytes * 1024 / 1e6)
 
@@ -70,12 +76,12 @@ def to_table(results: dict[str, CommandRun], title: str) -> Table:
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Command line of this tool."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trace", type=Path)
-    parser.add_argument("--block-size", type=int, default=512, help="tokens of a hash id and of a block")
-    parser.add_argument("--simulator", default=shutil.which("kvcache-simulator"), metavar="COMMAND")
+    parser.add_argument("trace", type=existing_file)
+    parser.add_argument("--block-size", type=at_least(1), default=512, help="tokens of a hash id and of a block")
+    parser.add_argument("--simulator", type=command, default=shutil.which("kvcache-simulator"), metavar="COMMAND")
     parser.add_argument("--model", default="llama-3.1-8b", help="a model the simulator knows; sets bytes a token")
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append the numbers as one line of JSON")
+    parser.add_argument("--repeat", type=at_least(1), default=3)
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="append the numbers as one line of JSON")
     return parser.parse_args(argv)
 
 
@@ -97,8 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     runs: dict[str, list[CommandRun]] = {name: [] for name in commands(arguments)}
     for _ in range(arguments.repeat):
-        for name, command in commands(arguments).items():
-            runs[name].append(run_command(command))
+        for name, words in commands(arguments).items():
+            runs[name].append(run_command(words))
     results = {name: median_run(entries) for name, entries in runs.items()}
     title = f"{arguments.trace.name}, {arguments.block_size} tokens a block, median of {arguments.repeat}"
     Console().print(to_table(results, title))
@@ -111,4 +117,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -31,6 +31,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from tools.arguments import at_least, existing_file, existing_folder, output_file, run_tool
 from trtkv.kv_cache_manager import KVCacheManager
 from trtkv.llm_request import LlmRequest
 from trtkv.replay.driver import ClosedLoop, ReplayManager
@@ -238,17 +239,17 @@ def nano_systems(folder: Path | None) -> dict[str, MakeManager]:
 def parse_arguments() -> argparse.Namespace:
     """Command line of this tool."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trace", type=Path)
-    parser.add_argument("--block-size", type=int, default=None)
-    parser.add_argument("--tokens-per-block", type=int, default=64)
-    parser.add_argument("--capacity-tokens", type=int, default=30_000_000)
-    parser.add_argument("--live", type=int, default=64)
-    parser.add_argument("--side-by-side", type=int, default=2000, metavar="N", help="rows for the comparison")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each system in the comparison")
+    parser.add_argument("trace", type=existing_file)
+    parser.add_argument("--block-size", type=at_least(1), default=None)
+    parser.add_argument("--tokens-per-block", type=at_least(1), default=64)
+    parser.add_argument("--capacity-tokens", type=at_least(1), default=30_000_000)
+    parser.add_argument("--live", type=at_least(1), default=64)
+    parser.add_argument("--side-by-side", type=at_least(1), default=2000, metavar="N", help="rows for the comparison")
+    parser.add_argument("--repeat", type=at_least(1), default=3, help="runs of each system in the comparison")
     parser.add_argument("--only-side-by-side", action="store_true", help="leave out the whole trace")
     parser.add_argument("--no-gc", action="store_true", help="switch Python's cycle collector off")
-    parser.add_argument("--nano-vllm", type=Path, metavar="FOLDER")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers")
+    parser.add_argument("--nano-vllm", type=existing_folder, metavar="FOLDER")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="also write the numbers")
     return parser.parse_args()
 
 
@@ -277,4 +278,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -11,6 +11,7 @@ docs/architecture.md explains the layers.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ ROOT_MODULE: Final = "(trtkv)"
 """Stands for trtkv/__init__.py, which collects public names and which no other module may import."""
 
 LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
-    ("words", ("_version", "common", "errors")),
+    ("words", ("_version", "common", "errors", "checks")),
     (
         "plain data",
         (
@@ -269,7 +270,10 @@ def _find_cycles(imports: Mapping[str, Sequence[Import]]) -> list[list[str]]:
 
 def main(arguments: Sequence[str]) -> int:
     """Print the violations; 0 if there is none."""
-    root = Path(arguments[0]) if arguments else Path(__file__).resolve().parent.parent
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    default = Path(__file__).resolve().parent.parent
+    parser.add_argument("root", type=Path, nargs="?", default=default, help=f"folder that contains {PACKAGE}/")
+    root = parser.parse_args(arguments).root
     package_dir = root / PACKAGE
     if not package_dir.is_dir():
         print(f"error: {package_dir} does not exist; give the folder that contains {PACKAGE}/", file=sys.stderr)

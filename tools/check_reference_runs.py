@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tools.arguments import at_least, existing_folder, run_tool
 from trtkv.replay.formats import read_trace
 from trtkv.replay.replay_config import ReplayConfig
 from trtkv.replay.replay_result import replay_trace
@@ -158,8 +159,8 @@ def describe(outcomes: Sequence[Outcome]) -> str:
 def main() -> int:
     """Parse arguments, compare, print; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shared", type=Path, help="folder with reference/ and traces/")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--shared", type=existing_folder, help="folder with reference/ and traces/")
+    parser.add_argument("--jobs", type=at_least(1), default=1, help="processes")
     parser.add_argument("--select", nargs="*", default=[], metavar="NAME=VALUE", help="only runs with these settings")
     parser.add_argument("--mode", choices=("auto", "plain", "compatibility"), default="auto")
     arguments = parser.parse_args()
@@ -181,4 +182,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tools.arguments import at_least, run_tool
 from trtkv.errors import TrtkvError
 from trtkv.invariants import check_invariants
 from trtkv.replay.arrival_queue import ArrivalMode
@@ -149,17 +150,21 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trace")
-    parser.add_argument("--block-size", type=int)
-    parser.add_argument("--tokens-per-block", type=int, default=64)
-    parser.add_argument("--capacity-tokens", type=int, default=3_000_000)
-    parser.add_argument("--max-batch-size", type=int, default=256)
-    parser.add_argument("--max-num-tokens", type=int, default=8192)
+    parser.add_argument("--block-size", type=at_least(1))
+    parser.add_argument("--tokens-per-block", type=at_least(1), default=64)
+    parser.add_argument("--capacity-tokens", type=at_least(1), default=3_000_000)
+    parser.add_argument("--max-batch-size", type=at_least(1), default=256)
+    parser.add_argument("--max-num-tokens", type=at_least(1), default=8192)
     parser.add_argument("--arrivals", choices=[mode.value for mode in ArrivalMode], default="asap")
     policies = [policy.value for policy in CapacitySchedulerPolicy]
     parser.add_argument("--policy", nargs="*", choices=policies, default=policies)
-    parser.add_argument("--whole", type=int, metavar="N", help="requests of part 1 (default: all)")
-    parser.add_argument("--checked", type=int, metavar="N", default=500, help="requests of part 2 (default: 500)")
-    parser.add_argument("--recorded", type=int, metavar="N", default=60, help="requests of part 3 (default: 60)")
+    parser.add_argument("--whole", type=at_least(0), metavar="N", help="requests of part 1 (default: all)")
+    parser.add_argument(
+        "--checked", type=at_least(0), metavar="N", default=500, help="requests of part 2 (default: 500)"
+    )
+    parser.add_argument(
+        "--recorded", type=at_least(0), metavar="N", default=60, help="requests of part 3 (default: 60)"
+    )
     return parser.parse_args(arguments)
 
 
@@ -189,4 +194,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -9,6 +9,7 @@ docs/cpp_map.md as well, ``--write`` writes that page anew. Exit code 1 if somet
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib
 import inspect
@@ -218,10 +219,14 @@ def render_page(classes: Sequence[CppClass]) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Print problems; 0 if there is none."""
+    parser = argparse.ArgumentParser(prog="python -m tools.cpp_names", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write docs/cpp_map.md")
+    parser.add_argument("--check", action="store_true", help="say if docs/cpp_map.md is out of date")
+    options = parser.parse_args(arguments)
     problems = find_problems(CLASSES)
-    if "--write" in arguments:
+    if options.write:
         PAGE.write_text(render_page(CLASSES), encoding="utf-8")
-    elif "--check" in arguments and (not PAGE.exists() or PAGE.read_text(encoding="utf-8") != render_page(CLASSES)):
+    elif options.check and (not PAGE.exists() or PAGE.read_text(encoding="utf-8") != render_page(CLASSES)):
         problems.append("docs/cpp_map.md is out of date: run python -m tools.cpp_names --write")
     for problem in problems:
         print(problem)

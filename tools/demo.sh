@@ -1,10 +1,15 @@
 #!/usr/bin/env bash
-# tools/demo.sh [TRACE]: replay a request trace (any format that trtkv replay tells apart) through the block manager and show the report.
+# bash tools/demo.sh [TRACE]: replay a request trace (any format that trtkv replay tells apart) through the block manager and
+# show the report.
 # Without TRACE a chat trace is generated. Makes .venv on first use; needs neither torch nor a GPU.
 # Results, with matplotlib a page too, go to .demo/ in the repository, or to TRTKV_DEMO_DIR.
 set -euo pipefail
 
 source "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
+usage_if_asked "${BASH_SOURCE[0]}" "$@"
+case ${1:-} in
+    -?*) fail "unknown option $1; see tools/demo.sh --help" ;;
+esac
 if [ $# -gt 1 ]; then
     fail "give one trace file or none, not $# arguments"
 fi

@@ -8,6 +8,7 @@ Run: ``python -m tools.docs_examples [--write]``; exit code 1 if a page shows so
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import re
@@ -73,7 +74,9 @@ def find_stray_blocks(text: str) -> list[str]:
 
 def main() -> int:
     """Check or rewrite all pages."""
-    write = sys.argv[1:] == ["--write"]
+    parser = argparse.ArgumentParser(prog="python -m tools.docs_examples", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write what the code prints")
+    write = parser.parse_args().write
     status = 0
     for page in PAGES:
         text = page.read_text(encoding="utf-8")

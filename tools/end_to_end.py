@@ -13,6 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tools.arguments import at_least
+
 
 def run_all(num_workloads: int) -> int:
     """Differences over all model shapes; prints a column of counters per shape."""
@@ -56,8 +58,8 @@ def run_mutations(num_workloads: int) -> int:
 def main() -> int:
     """Run both parts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workloads", type=int, default=52)
-    parser.add_argument("--mutations", type=int, default=20)
+    parser.add_argument("--workloads", type=at_least(0), default=52)
+    parser.add_argument("--mutations", type=at_least(0), default=20)
     arguments = parser.parse_args()
     import torch
 

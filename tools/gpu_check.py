@@ -419,10 +419,12 @@ def why_not() -> str | None:
 
 def main() -> int:
     """Run all parts."""
+    from tools.arguments import output_file
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--no-sanitizer", action="store_true")
     parser.add_argument("--sanitized", action="store_true", help="small checks only, as run under compute-sanitizer")
-    parser.add_argument("--json", type=Path, help="write the times to this file")
+    parser.add_argument("--json", type=output_file, help="write the times to this file")
     arguments = parser.parse_args()
     if reason := why_not():
         print(f"nothing to check here: {reason}")

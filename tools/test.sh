@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# tools/test.sh [PYTEST ARGUMENTS]: lint, types, layers and tests, from a fresh machine on. Makes .venv on first use.
+# bash tools/test.sh [PYTEST ARGUMENTS]: lint, types, layers and tests, from a fresh machine on. Makes .venv on first use.
 # All steps run even if one fails; the exit code is 0 only if all passed.
 #   TRTKV_TORCH='torch==2.13.0'   which torch to install (the tests need only its CPU part)
 set -uo pipefail
 
 source "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
+usage_if_asked "${BASH_SOURCE[0]}" "$@"
 prepare_test_python
 
 cd "$root" || exit 2

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# tools/test_compiled.sh [PYTEST ARGUMENTS]: builds the compiled wheel and runs the tests of the core on it.
+# bash tools/test_compiled.sh [PYTEST ARGUMENTS]: builds the compiled wheel and runs the tests of the core on it.
 # Exit code 3: it cannot be built here, for want of a C compiler or of the build plugin.
 set -uo pipefail
 
 source "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
+usage_if_asked "${BASH_SOURCE[0]}" "$@"
 prepare_test_python
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

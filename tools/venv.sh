@@ -5,6 +5,7 @@
 #   PYTHON=python3.12      base interpreter for .venv
 #   TRTKV_PYTHON=/path     use this interpreter as it is: no .venv, nothing installed
 
+source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 fail() {

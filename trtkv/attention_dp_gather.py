@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from trtkv.checks import check_count, check_number
 from trtkv.errors import InvalidInputError, MissingExtraError, TrtkvError
 from trtkv.kv_cache_events import KVCacheEvent
 
@@ -46,10 +47,8 @@ class AttentionDpEventGatherer:
         group: torch.distributed.ProcessGroup | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        if max_kv_event_entries <= 0 or period_ms < 0:
-            raise InvalidInputError(
-                f"outbox of {max_kv_event_entries} events, period of {period_ms} ms; give at least 1 and 0"
-            )
+        check_count("max_kv_event_entries", max_kv_event_entries, 1)
+        check_number("period_ms", period_ms, 0, inclusive=True)
         self._distributed = _import_distributed()
         self._group = self._distributed.new_group(backend="gloo") if group is None else group
         self.rank: int = self._distributed.get_rank(self._group)

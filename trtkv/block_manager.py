@@ -10,7 +10,9 @@ from typing import NamedTuple
 from trtkv.block_key import PackedKey
 from trtkv.block_listener import BlockListener
 from trtkv.capacity_estimation import group_layers_by_window_size
+from trtkv.checks import check_count, check_integer
 from trtkv.common import (
+    MAX_INT32,
     RECURRENT_STATES,
     BlockId,
     BlocksPerWindow,
@@ -153,10 +155,11 @@ class BlockManager:
                 f"blocks_per_window has no entry for window {window_size}; "
                 f"it has {sorted(self.settings.blocks_per_window)}"
             ) from None
-        if num_primary <= 0:
-            raise ConfigurationError(f"window {window_size} has {num_primary} primary blocks; give it at least 1")
-        if num_secondary < 0:
-            raise ConfigurationError(f"window {window_size} has {num_secondary} secondary blocks; give 0 or more")
+        for number, what, least in ((num_primary, "primary", 1), (num_secondary, "secondary", 0)):
+            name = f"the number of {what} blocks of window {window_size}"
+            check_integer(name, number, most=MAX_INT32, error=ConfigurationError)
+            if number < least:
+                raise ConfigurationError(f"window {window_size} has {number} {what} blocks; give it at least {least}")
         return num_primary, num_secondary
 
     def _num_placeholders(self, linear: LinearAttentionMetadata) -> int:
@@ -270,6 +273,7 @@ class BlockManager:
 
     def get_block_by_id(self, block_id: BlockId, window_size: WindowSize) -> KVCacheBlock:
         """A block of a window."""
+        check_integer("block id", block_id)
         return self.get_window_block_manager(window_size).get_block_by_id(block_id)
 
     @property
@@ -337,6 +341,14 @@ class BlockManager:
     def get_num_free_blocks_per_window_size(self) -> dict[WindowSize, int]:
         """Free primary blocks by window."""
         return {window: manager.num_free_blocks for window, manager in self.window_block_managers.items()}
+
+    def count_evictable_blocks(self) -> dict[WindowSize, tuple[int, int]]:
+        """Cached blocks that nobody holds, by window: (primary, secondary). Walks the tree."""
+        result = {}
+        for window, manager in self.window_block_managers.items():
+            levels = [block.is_primary for block in manager.matcher.list_blocks() if not block.has_refs]
+            result[window] = (sum(levels), len(levels) - sum(levels))
+        return result
 
     def get_and_reset_iteration_stats(self) -> dict[WindowSize, KvCacheIterationStats]:
         """Gauges, and counters since the last call, by window."""
@@ -407,6 +419,7 @@ class BlockManager:
                 f"blocks cannot be unpinned by id with windows {list(self.window_block_managers)}; "
                 "ids belong to a window, use a manager with one"
             )
+        block_ids = [check_integer("block id", block_id) for block_id in block_ids]
         self.window_block_managers[self.first_window_size].unpin_blocks_by_id(block_ids)
 
     def copy_linear_attention_block(self, sequence: GenerationRequest, request: LlmRequest) -> bool:
@@ -554,15 +567,15 @@ def _check_key_form(settings: CacheSettings, has_events: bool) -> None:
 
 def _check_settings(settings: CacheSettings) -> None:
     linear = settings.linear_attention_metadata
-    if settings.tokens_per_block < 1:
-        raise ConfigurationError(f"tokens_per_block is {settings.tokens_per_block}; give at least 1")
-    if settings.max_sequence_length < 1:
-        raise ConfigurationError(f"max_sequence_length is {settings.max_sequence_length}; give at least 1 token")
+    check_count("tokens_per_block", settings.tokens_per_block, 1, error=ConfigurationError)
+    check_count("max_sequence_length", settings.max_sequence_length, 1, error=ConfigurationError)
     if not settings.num_kv_heads_per_layer:
         raise ConfigurationError("num_kv_heads_per_layer is empty; give one entry per layer")
     for window_size in settings.max_attention_window_vec:
-        if window_size < 1 and window_size != RECURRENT_STATES:
-            raise ConfigurationError(f"attention window is {window_size} tokens; give at least 1")
+        if window_size != RECURRENT_STATES:
+            check_integer("attention window", window_size, error=ConfigurationError)
+            if window_size < 1:
+                raise ConfigurationError(f"attention window is {window_size} tokens; give at least 1")
     entries: Mapping[WindowSize, object] = settings.blocks_per_window
     for window_size, counts in entries.items():
         if not isinstance(counts, Sequence) or len(counts) != 2:
@@ -598,11 +611,11 @@ def _check_settings(settings: CacheSettings) -> None:
 def _check_shapes(settings: CacheSettings) -> None:
     """Sizes that pools and their tables are made from."""
     for layer, num_heads in enumerate(settings.num_kv_heads_per_layer):
+        check_integer(f"the number of KV heads of layer {layer}", num_heads, error=ConfigurationError)
         if num_heads < 1:
             raise ConfigurationError(f"layer {layer} has {num_heads} KV heads; give at least 1")
     for size_per_head in (settings.size_per_head, *(entry.size_per_head for entry in settings.pool_configurations)):
-        if size_per_head < 1:
-            raise ConfigurationError(f"size_per_head is {size_per_head}; give at least 1 element")
+        check_count("size_per_head", size_per_head, 1, error=ConfigurationError)
     indexer = settings.indexer_k_cache
     if indexer is not None and (indexer.quant_block_size < 1 or indexer.index_head_dim < 0):
         raise ConfigurationError(
@@ -610,10 +623,9 @@ def _check_shapes(settings: CacheSettings) -> None:
             "give at least 0 and 1"
         )
     priority = settings.secondary_offload_min_priority
-    if priority is not None and not MIN_RETENTION_PRIORITY <= priority <= MAX_RETENTION_PRIORITY:
-        raise ConfigurationError(
-            f"secondary_offload_min_priority is {priority}; give {MIN_RETENTION_PRIORITY} to {MAX_RETENTION_PRIORITY}"
-        )
+    if priority is not None:
+        limits = (MIN_RETENTION_PRIORITY, MAX_RETENTION_PRIORITY)
+        check_integer("secondary_offload_min_priority", priority, *limits, error=ConfigurationError)
     unknown = {entry.window_size for entry in settings.pool_configurations} - set(settings.max_attention_window_vec)
     if unknown and not settings.compatibility:
         raise ConfigurationError(

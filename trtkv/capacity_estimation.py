@@ -10,6 +10,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from trtkv.checks import check_count, check_integer
 from trtkv.common import (
     RECURRENT_STATES,
     SWA_EXTRA_BLOCK,
@@ -18,7 +19,7 @@ from trtkv.common import (
     WindowSize,
     ceil_div,
 )
-from trtkv.errors import ConfigurationError, InvalidInputError
+from trtkv.errors import ConfigurationError
 from trtkv.linear_attention import LinearAttentionMetadata, has_recurrent_states_cache
 from trtkv.window_size_metadata import PoolConfiguration
 
@@ -45,6 +46,7 @@ def group_layers_by_window_size(
     """Layers of each window, ascending windows; the window list is repeated over the layers."""
     if not max_attention_window_vec:
         raise ConfigurationError("the list of attention windows is empty; give at least one window")
+    check_count("num_layers", num_layers, error=ConfigurationError)
     layers: dict[WindowSize, list[int]] = {}
     for layer_idx in range(num_layers):
         window = max_attention_window_vec[layer_idx % len(max_attention_window_vec)]
@@ -212,6 +214,10 @@ def calculate_max_num_blocks(
     """
     windows = sorted(window_size_to_layers)
     _check_budget_arguments(windows, tokens_per_block, allotted_primary_mem_bytes, extra_cost_memory)
+    check_integer("allotted_secondary_mem_bytes", allotted_secondary_mem_bytes, error=ConfigurationError)
+    check_count("max_batch_size", max_batch_size, error=ConfigurationError)
+    if max_tokens is not None:
+        check_integer("max_tokens", max_tokens, error=ConfigurationError)
     bytes_per_state = _bytes_per_recurrent_state(window_size_to_layers, linear_attention_metadata)
     bytes_per_token = calculate_bytes_per_token(
         dtype, num_kv_heads_per_layer, size_per_head, window_size_to_layers, kv_factor, pool_configurations
@@ -245,8 +251,9 @@ def _check_budget_arguments(
 ) -> None:
     if not windows:
         raise ConfigurationError("there is no attention window; give at least one window with its layers")
-    if tokens_per_block < 1:
-        raise ConfigurationError(f"tokens_per_block is {tokens_per_block}; a block holds at least 1 token")
+    check_count("tokens_per_block", tokens_per_block, 1, error=ConfigurationError)
+    check_integer("allotted_primary_mem_bytes", primary_bytes, error=ConfigurationError)
+    check_integer("extra_cost_memory", extra_cost_memory, error=ConfigurationError)
     if extra_cost_memory > primary_bytes:
         raise ConfigurationError(
             f"extra cost of {extra_cost_memory} bytes exceeds the {primary_bytes} bytes allotted to the cache; "
@@ -283,13 +290,16 @@ def _reserve_static_states(primary_bytes: int, reserved_bytes: int) -> int:
 
 def get_sink_bubble_length(sink_token_length: int, tokens_per_block: int) -> int:
     """Unused tokens between the sink tokens and the next block boundary."""
-    return -sink_token_length % tokens_per_block
+    check_count("tokens_per_block", tokens_per_block, 1)
+    return -check_count("sink_token_length", sink_token_length) % tokens_per_block
 
 
 def calculate_max_block_requirements_per_beam(
     sequence_length: int, sink_token_length: int, window_size: WindowSize, tokens_per_block: int
 ) -> int:
     """Blocks a sequence of one beam holds at most, one more when it slides past its window."""
+    check_integer("sequence_length", sequence_length)
+    check_integer("window_size", window_size)
     bubble = get_sink_bubble_length(sink_token_length, tokens_per_block)
     num_blocks = ceil_div(min(sequence_length, window_size) + bubble, tokens_per_block)
     return num_blocks + (SWA_EXTRA_BLOCK if sequence_length > window_size else 0)
@@ -304,6 +314,10 @@ def calculate_max_block_requirements(
     tokens_per_block: int,
 ) -> int:
     """Blocks a sequence of these lengths holds at most: full prompt blocks are shared by its beams."""
+    check_integer("input_length", input_length)
+    check_integer("output_length", output_length)
+    check_integer("window_size", window_size)
+    check_count("beam_width", beam_width, 1)
     whole_length = input_length + output_length
     if beam_width == 1:
         return calculate_max_block_requirements_per_beam(whole_length, sink_token_length, window_size, tokens_per_block)
@@ -331,8 +345,8 @@ def calculate_max_attention_window(
     tokens_per_block: int,
 ) -> WindowSize:
     """Largest window whose sequence of these lengths fits into a number of blocks."""
-    if beam_width < 1:
-        raise InvalidInputError(f"beam_width is {beam_width}; at least 1 beam is needed")
+    check_count("beam_width", beam_width, 1)
+    check_integer("block_capacity", block_capacity)
     needed_for_output = calculate_max_block_requirements(
         0, output_length, sink_token_length, output_length, beam_width, tokens_per_block
     )

@@ -23,6 +23,9 @@ EXIT_BAD_INPUT: Final = 2
 USAGE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 """Base of what is raised for unknown commands and options, and for missing or wrong values."""
 
+NO_COMMAND: Final = "NoArgsIsHelpError"
+"""Name of the one whose message is the help text, as no command was given."""
+
 COMMANDS: Final = {
     "replay": "trtkv.commands.replay:replay",
     "sweep": "trtkv.commands.sweep:sweep",
@@ -56,9 +59,7 @@ class CommandGroup(typer.core.TyperGroup):
         try:
             sys.exit(super().main(*args, **{**kwargs, "standalone_mode": False}))
         except USAGE_ERROR as error:
-            line = describe_usage(error)
-            if line:
-                sys.stderr.write(f"error: {line}\n")
+            show_usage_error(error)
             sys.exit(EXIT_BAD_INPUT)
         except (TrtkvError, OSError) as error:
             if os.environ.get("TRTKV_TRACEBACK"):
@@ -67,16 +68,32 @@ class CommandGroup(typer.core.TyperGroup):
             sys.exit(EXIT_BAD_INPUT)
 
 
+def show_usage_error(error: Any) -> None:
+    """One line on standard error; or the help on standard output if no command was given."""
+    if type(error).__name__ == NO_COMMAND:
+        typer.echo(error.format_message())
+    elif line := describe_usage(error):
+        sys.stderr.write(f"error: {line}\n")
+
+
 def load_command(name: str, target: str) -> Any:
     """The click command behind ``module:attribute``."""
     module, _, attribute = target.partition(":")
     found = getattr(import_module(module), attribute)
     if isinstance(found, typer.Typer):
         found.info.name = name
-        return typer.main.get_group(found)
-    single = typer.Typer(add_completion=False)
-    single.command(name)(found)
+        group = typer.main.get_group(found)
+        for command in group.commands.values():
+            command.short_help = _summary(command.help)
+        return group
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(name, short_help=_summary(found.__doc__))(found)
     return typer.main.get_command(single)
+
+
+def _summary(text: str | None) -> str | None:
+    """The first line, which lists of commands then wrap; without it they cut it."""
+    return text.strip().splitlines()[0] if text else None
 
 
 def describe_usage(error: Any) -> str:
@@ -101,7 +118,8 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-app = typer.Typer(cls=CommandGroup, no_args_is_help=True, pretty_exceptions_enable=False)
+# Plain help texts: in boxes the names of options are cut, and bracketed text such as a default is taken for markup.
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @app.callback()

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from trtkv.checks import check_integer, check_number
 from trtkv.common import PRIMARY_LEVEL, SECONDARY_LEVEL, WindowSize
 from trtkv.errors import ConfigurationError
 from trtkv.kv_cache_block import KVCacheBlock
@@ -48,10 +49,9 @@ class KVCacheEventManager:
         attention_dp_rank: int | None = None,
         gather: EventGatherer | None = None,
     ) -> None:
-        if max_kv_event_entries <= 0:
-            raise ConfigurationError(
-                f"event buffer size is {max_kv_event_entries}; give at least 1, or no event manager at all"
-            )
+        check_integer("event buffer size", max_kv_event_entries, 1, error=ConfigurationError)
+        if attention_dp_rank is not None:
+            check_integer("attention_dp_rank", attention_dp_rank, 0, error=ConfigurationError)
         self._max_size = max_kv_event_entries
         self._attention_dp_rank = attention_dp_rank
         self._gather = gather
@@ -144,8 +144,10 @@ class KVCacheEventManager:
         """Flushed events since the last call, oldest first.
 
         Returns at once what is there; with a timeout an empty buffer is waited on until a flush or the end
-        of the timeout.
+        of the timeout. Raises InvalidInputError unless that is 0 or more milliseconds.
         """
+        if timeout_ms is not None:
+            check_number("timeout_ms", timeout_ms, 0.0, inclusive=True)
         with self._condition:
             if timeout_ms is not None:
                 self._condition.wait_for(lambda: bool(self._events), timeout_ms / 1000)

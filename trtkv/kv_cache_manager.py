@@ -21,6 +21,7 @@ from trtkv.block_key import (
 )
 from trtkv.block_listener import BlockListener
 from trtkv.block_manager import BlockManager, CacheSettings
+from trtkv.checks import check_count, check_integer, check_member
 from trtkv.common import BlockId, CacheType, DataType, KeyForm, Priority, RequestId, TokenId, WindowSize
 from trtkv.copy_engine import CopyEngine, NullCopyEngine
 from trtkv.errors import ConfigurationError, InvalidInputError, UnknownIdError
@@ -128,8 +129,8 @@ class KVCacheManager:
                 dict(blocks_per_window),
                 max_sequence_length,
                 tuple(max_attention_window_vec),
-                DataType(dtype),
-                CacheType(cache_type),
+                check_member("dtype", dtype, DataType, error=ConfigurationError),
+                check_member("cache_type", cache_type, CacheType, error=ConfigurationError),
                 secondary_offload_min_priority,
                 enable_partial_reuse,
                 copy_on_partial_reuse,
@@ -138,7 +139,7 @@ class KVCacheManager:
                 tuple(pool_configurations),
                 compatibility,
                 compatibility if hash_map_order is None else hash_map_order,
-                KeyForm(key_form),
+                check_member("key_form", key_form, KeyForm, error=ConfigurationError),
             ),
             NullCopyEngine() if copy_engine is None else copy_engine,
             event_manager,
@@ -411,6 +412,7 @@ class KVCacheManager:
         Unless a window slides, this costs time for each block that comes and none for each token. The steps before a
         failing one stay.
         """
+        check_integer("num_rounds", num_rounds)
         if num_rounds < 0:
             raise InvalidInputError(f"{num_rounds} rounds of decoding; give 0 or more, and rewind_kv_cache to go back")
         with self._lock:
@@ -489,6 +491,7 @@ class KVCacheManager:
         Works on whole blocks of unconstrained keys; the block in which the prefix ends, and one that starts
         right behind it, stay. Sequences keep the blocks they hold.
         """
+        check_count("num_tokens_to_keep", num_tokens_to_keep)
         tokens = to_token_array(target_tokens)
         width = self._tokens_per_block
         keys: list[PackedKey] = [tokens[i : i + width].tobytes() for i in range(0, len(tokens), width)]
@@ -554,6 +557,8 @@ class KVCacheManager:
 
         Sliding windows keep that many tokens more, so that rejected drafts can be rewound.
         """
+        check_count("num_extra_kv_tokens", num_extra_kv_tokens)
+        check_count("draft_token_reserve", draft_token_reserve)
         self._budget.num_extra_kv_tokens = num_extra_kv_tokens
         self._budget.draft_token_reserve = draft_token_reserve
         if not self._compatibility:
@@ -625,6 +630,8 @@ class KVCacheManager:
 
     def get_max_capacity_batch_size(self, input_length: int, output_length: int) -> int:
         """Sequences of these lengths that fit at once: the minimum over windows. C++: getMaxCapacityBatchSize."""
+        check_count("input_length", input_length, 0 if self._compatibility else 1)
+        check_count("output_length", output_length)
         return self._budget.get_max_capacity_batch_size(input_length, output_length)
 
     # -- scheduling simulation --------------------------------------------------------------------------------
@@ -832,8 +839,7 @@ class KVCacheManager:
 
 def _check_at_least_one(**counts: int) -> None:
     for name, count in counts.items():
-        if count < 1:
-            raise ConfigurationError(f"{name} is {count}; give at least 1")
+        check_count(name, count, 1, error=ConfigurationError)
 
 
 def _commit_hashes(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trtkv.checks import check_count, check_integer
 from trtkv.common import RECURRENT_STATES, WindowSize, ceil_div, trunc_div, trunc_mod
 from trtkv.errors import ConfigurationError
 
@@ -28,6 +29,15 @@ class LinearAttentionMetadata:
     """Whether the last full block of a prompt keeps its state."""
     num_placeholder_blocks: int | None = None
     """Placeholders in the pool; None means as many as the full-attention window has primary blocks."""
+
+    def __post_init__(self) -> None:
+        for layer in self.linear_layer_indices:
+            check_count("an entry of linear_layer_indices", layer, error=ConfigurationError)
+        check_integer("cache_type", self.cache_type, error=ConfigurationError)
+        check_integer("all_recurrent_states_bytes", self.all_recurrent_states_bytes, error=ConfigurationError)
+        check_integer("states_snapshot_interval", self.states_snapshot_interval, error=ConfigurationError)
+        if self.num_placeholder_blocks is not None:
+            check_integer("num_placeholder_blocks", self.num_placeholder_blocks, error=ConfigurationError)
 
     def should_allocate_recurrent_states(
         self, current_block_end_token_idx: int, prompt_len: int, tokens_per_block: int

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trtkv.checks import check_count, check_integer, check_member, check_type, refuse_bytes
 from trtkv.common import RequestId, TokenId
 from trtkv.errors import InvalidInputError
 
@@ -30,6 +31,8 @@ class LlmRequestState(IntEnum):
     DISAGG_CONTEXT_TRANS_IN_PROGRESS = 21
     DISAGG_CONTEXT_COMPLETE = 22
 
+
+_MAX_UINT64 = 2**64 - 1
 
 _CONTEXT_STATES = frozenset({LlmRequestState.CONTEXT_INIT, LlmRequestState.DISAGG_CONTEXT_INIT_AND_TRANS})
 _CHUNK_STATES = _CONTEXT_STATES | {
@@ -69,6 +72,7 @@ def to_token_array(tokens: Iterable[TokenId]) -> array[int]:
     """Tokens as an int32 array; an int32 buffer (array, numpy) is copied without a Python object per token."""
     if isinstance(tokens, array) and tokens.typecode == "i":
         return array("i", tokens)
+    refuse_bytes("tokens", tokens)
     maybe_buffer: Any = tokens
     try:
         view = memoryview(maybe_buffer)
@@ -87,6 +91,7 @@ def to_token_array(tokens: Iterable[TokenId]) -> array[int]:
 
 def to_extra_id_array(extra_ids: Iterable[int]) -> array[int]:
     """Extra ids as an unsigned 64-bit array."""
+    refuse_bytes("extra ids", extra_ids)
     try:
         return array("Q", extra_ids)
     except (TypeError, OverflowError) as error:
@@ -146,32 +151,34 @@ class LlmRequest:
         state: LlmRequestState = LlmRequestState.CONTEXT_INIT,
     ) -> None:
         prompt = to_token_array(tokens)
-        if beam_width < 1:
-            raise InvalidInputError(f"beam_width is {beam_width}; at least 1 beam is needed")
         extra_ids = None if input_token_extra_ids is None else to_extra_id_array(input_token_extra_ids)
         if extra_ids is not None and len(extra_ids) != len(prompt):
             raise InvalidInputError(
                 f"{len(extra_ids)} extra ids for {len(prompt)} tokens; give exactly one per prompt token"
             )
-        self.request_id = request_id
-        self.max_new_tokens = max_new_tokens
-        self.beam_width = beam_width
+        self.request_id = check_integer("request_id", request_id)
+        self.max_new_tokens = check_count("max_new_tokens", max_new_tokens)
+        self.beam_width = check_count("beam_width", beam_width, 1)
         self.input_token_extra_ids = extra_ids
-        self.lora_task_id = lora_task_id
+        self.lora_task_id = (
+            None if lora_task_id is None else check_integer("lora_task_id", lora_task_id, 0, _MAX_UINT64)
+        )
+        if cache_salt is not None:
+            check_type("cache_salt", cache_salt, str)
         self.cache_salt = cache_salt
         self.encoder_tokens = None if encoder_tokens is None else to_token_array(encoder_tokens)
         self.encoder_output_len = (
-            encoder_output_len
+            check_count("encoder_output_len", encoder_output_len)
             if encoder_output_len is not None
             else (0 if self.encoder_tokens is None else len(self.encoder_tokens))
         )
         self.is_dummy_request = is_dummy_request
         self.kv_cache_retention_config = kv_cache_retention_config
         self.multimodal_input = multimodal_input
-        self._num_draft_tokens = num_draft_tokens
-        self._tokens = [prompt] + [array("i", prompt) for _ in range(beam_width - 1)]
+        self._num_draft_tokens = check_count("num_draft_tokens", num_draft_tokens)
+        self._tokens = [prompt] + [array("i", prompt) for _ in range(self.beam_width - 1)]
         self._prompt_len = len(prompt)
-        self._state = state
+        self._state = check_member("state", state, LlmRequestState)
         self._context_current_position = 0
         self._context_chunk_size = len(prompt)
         self._prepopulated_prompt_len = 0
@@ -191,15 +198,20 @@ class LlmRequest:
 
     def get_tokens(self, beam: int = 0) -> array[int]:
         """Prompt and generated tokens of a beam: the live array, to be read only."""
-        return self._tokens[beam]
+        return self._tokens[beam] if not beam else self._tokens[self._check_beam(beam)]
 
     def get_num_tokens(self, beam: int = 0) -> int:
         """Prompt plus generated tokens of a beam."""
-        return len(self._tokens[beam])
+        return len(self._tokens[beam] if not beam else self._tokens[self._check_beam(beam)])
+
+    def _check_beam(self, beam: int) -> int:
+        return check_integer("beam", beam, 0, len(self._tokens) - 1)
 
     def add_new_token(self, token: TokenId, beam: int = 0) -> None:
         """Append one generated token to a beam."""
         try:
+            if beam < 0:
+                raise IndexError
             self._tokens[beam].append(token)
         except (TypeError, OverflowError, IndexError) as error:
             raise InvalidInputError(
@@ -233,7 +245,7 @@ class LlmRequest:
 
     def set_state(self, state: LlmRequestState) -> None:
         """Change the stage."""
-        self._state = state
+        self._state = state if type(state) is LlmRequestState else check_member("state", state, LlmRequestState)
 
     @property
     def is_context_init_state(self) -> bool:
@@ -267,8 +279,8 @@ class LlmRequest:
         return self._context_current_position
 
     def set_context_current_position(self, position: int) -> None:
-        """Move the context position."""
-        self._context_current_position = position
+        """Move the context position, 0 to the length of the prompt."""
+        self._context_current_position = check_count("context position", position)
 
     @property
     def context_remaining_length(self) -> int:
@@ -291,9 +303,7 @@ class LlmRequest:
             raise InvalidInputError(
                 f"request {self.request_id} is in {self._state.name}; a chunk can be set in a context stage only"
             )
-        if size < 0:
-            raise InvalidInputError(f"context chunk size {size} is negative; give 0 or more tokens")
-        self._context_chunk_size = min(size, self.context_remaining_length)
+        self._context_chunk_size = min(check_count("context chunk size", size), self.context_remaining_length)
 
     @property
     def is_first_context_chunk(self) -> bool:
@@ -324,6 +334,8 @@ class LlmRequest:
 
     def check_prepopulated_prompt_len(self, length: int, tokens_per_block: int) -> int:
         """The chunk that a cache match of this length would leave; raises if there is none. Changes nothing."""
+        check_integer("prepopulated length", length)
+        check_count("tokens_per_block", tokens_per_block, 1)
         if length >= self._prompt_len:
             raise InvalidInputError(
                 f"prepopulated length {length} of request {self.request_id} leaves nothing of its "
@@ -356,7 +368,7 @@ class LlmRequest:
 
     def set_estimated_reusable_tokens(self, num_tokens: int) -> None:
         """Record what a budget call found."""
-        self._estimated_reusable_tokens = num_tokens
+        self._estimated_reusable_tokens = check_count("estimated reusable tokens", num_tokens)
 
     # -- drafts, pause, counters --------------------------------------------------------------------
 
@@ -372,10 +384,11 @@ class LlmRequest:
 
     def set_num_draft_tokens(self, num_draft_tokens: int) -> None:
         """Set the number of drafts of the next step."""
-        self._num_draft_tokens = num_draft_tokens
+        self._num_draft_tokens = check_count("num_draft_tokens", num_draft_tokens)
 
     def discard_draft_tokens(self, num_tokens_to_discard: int) -> None:
         """Drop drafts from the end."""
+        check_integer("num_tokens_to_discard", num_tokens_to_discard)
         if not 0 <= num_tokens_to_discard <= self._num_draft_tokens:
             raise InvalidInputError(
                 f"{num_tokens_to_discard} drafts to discard, request {self.request_id} has {self._num_draft_tokens}"
@@ -384,6 +397,7 @@ class LlmRequest:
 
     def pause(self, max_input_len: int) -> None:
         """Go back to the start of the context stage, keeping generated tokens as prompt (one beam only)."""
+        check_count("max_input_len", max_input_len)
         self._block_key_cache = None
         if len(self._tokens) == 1:
             new_prompt_len = min(max_input_len, len(self._tokens[0]))

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from trtkv.checks import check_count, check_integer, check_member, check_type
 from trtkv.common import KvCacheTransferMode, Priority, ceil_div
-from trtkv.errors import InvalidInputError, RetentionRangeError
+from trtkv.errors import RetentionRangeError
 
 MIN_RETENTION_PRIORITY: Final = 0
 MAX_RETENTION_PRIORITY: Final = 100
@@ -25,10 +26,12 @@ NO_RETENTION: Final = RetentionPriorityAndDuration(None, None)
 
 
 def _check_priority(priority: int, what: str) -> None:
-    if not MIN_RETENTION_PRIORITY <= priority <= MAX_RETENTION_PRIORITY:
-        raise InvalidInputError(
-            f"{what} is {priority}; give a value from {MIN_RETENTION_PRIORITY} to {MAX_RETENTION_PRIORITY}"
-        )
+    check_integer(what, priority, MIN_RETENTION_PRIORITY, MAX_RETENTION_PRIORITY)
+
+
+def _check_duration(duration_ms: int | None, what: str) -> None:
+    if duration_ms is not None:
+        check_integer(what, duration_ms, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,10 @@ class TokenRangeRetentionConfig:
 
     def __post_init__(self) -> None:
         _check_priority(self.priority, "priority of a token range")
+        _check_duration(self.duration_ms, "duration_ms of a token range")
+        check_integer("token_start", self.token_start, error=RetentionRangeError)
+        if self.token_end is not None:
+            check_integer("token_end", self.token_end, error=RetentionRangeError)
 
 
 class KvCacheRetentionConfig:
@@ -67,12 +74,16 @@ class KvCacheRetentionConfig:
         directory: str = "",
     ) -> None:
         _check_priority(decode_retention_priority, "decode_retention_priority")
+        _check_duration(decode_duration_ms, "decode_duration_ms")
+        for entry in token_range_retention_configs:
+            check_type("an entry of token_range_retention_configs", entry, TokenRangeRetentionConfig)
+        check_type("directory", directory, str)
         ranges = tuple(sorted(token_range_retention_configs, key=lambda r: r.token_start))
         _check_ranges(ranges)
         self._token_range_retention_configs = ranges
         self._decode_retention_priority = decode_retention_priority
         self._decode_duration_ms = decode_duration_ms
-        self._transfer_mode = KvCacheTransferMode(transfer_mode)
+        self._transfer_mode = check_member("transfer_mode", transfer_mode, KvCacheTransferMode)
         self._directory = directory
 
     @property
@@ -104,6 +115,8 @@ class KvCacheRetentionConfig:
         self, tokens_per_block: int, seq_len: int
     ) -> list[RetentionPriorityAndDuration]:
         """One entry per block of seq_len tokens: the range that contains the block's first token decides."""
+        check_count("tokens_per_block", tokens_per_block, 1)
+        check_count("seq_len", seq_len)
         result = [NO_RETENTION] * ceil_div(seq_len, tokens_per_block)
         for entry in self._token_range_retention_configs:
             first = ceil_div(entry.token_start, tokens_per_block)

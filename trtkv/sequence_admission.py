@@ -7,6 +7,7 @@ from typing import Protocol
 
 from trtkv.block_key import check_multimodal_input
 from trtkv.block_manager import BlockManager
+from trtkv.checks import check_integer
 from trtkv.common import MAX_INT32, CacheType, RequestId, WindowSize
 from trtkv.errors import InvalidInputError
 from trtkv.generation_request import GenerationRequest
@@ -225,6 +226,8 @@ class SequenceAdmission:
                 raise InvalidInputError(f"request {request_id} appears twice in the batch; give each id once")
             seen.add(request_id)
             check_same_request(request_id, request)
+            check_integer("input length", input_length)
+            check_integer("number of beams", beam_width)
             if input_length < 1 or not 1 <= beam_width <= self._max_beam_width:
                 raise InvalidInputError(
                     f"request {request_id} has input length {input_length} and {beam_width} beams; "

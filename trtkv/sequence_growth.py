@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from heapq import heapify, heapreplace
 
 from trtkv.block_manager import BlockManager
+from trtkv.checks import check_integer
 from trtkv.common import RequestId
 from trtkv.errors import InvalidInputError
 from trtkv.generation_request import GenerationRequest, find_sequence
@@ -124,6 +125,7 @@ class SequenceGrowth:
                 manager.sequences.detach_rewound_block(sequence)
 
     def _check_can_rewind(self, sequence: GenerationRequest, num_tokens: int) -> None:
+        check_integer("rewind_lengths", num_tokens)
         if not 0 <= num_tokens <= sequence.num_tokens:
             raise InvalidInputError(
                 f"request {sequence.request_id} has {sequence.num_tokens} tokens and cannot be rewound by {num_tokens}"

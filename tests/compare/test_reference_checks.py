@@ -171,3 +171,13 @@ def test_tables_show_counts_rates_and_sources() -> None:
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     for text in ("19,520 / 257,239", "0.4000", "primary source", "1 recorded runs", "6 / 11", "+0.0455", "1 differs"):
         assert text in shown
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_ids_of_the_list_are_whole_at_every_width(width: int) -> None:
+    console = Console(file=io.StringIO(), width=width)
+    numbers = load_numbers()
+    print_references(numbers, [], console)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    first_words = [line.split()[0] for line in lines if line and not line.startswith(" ")]
+    assert first_words[1:][: len(numbers)] == [entry.id for entry in numbers]

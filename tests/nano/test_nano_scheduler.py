@@ -182,5 +182,5 @@ def test_bad_results_of_a_step_change_nothing() -> None:
 @pytest.mark.parametrize("name", ["num_kvcache_blocks", "kvcache_block_size", "max_num_seqs", "max_num_batched_tokens"])
 def test_impossible_sizes_are_refused(name: str) -> None:
     settings = {"num_kvcache_blocks": 4, name: 0}
-    with pytest.raises(ConfigurationError, match=f"{name} must be at least 1"):
+    with pytest.raises(ConfigurationError, match=f"{name} is 0; give at least 1"):
         SchedulerConfig(**settings)

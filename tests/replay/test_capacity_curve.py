@@ -86,5 +86,5 @@ def test_shortest_traces_have_a_curve() -> None:
 @pytest.mark.parametrize(("points", "jobs"), [(0, 1), (1, 0)])
 def test_no_points_or_no_processes_are_refused(points: int, jobs: int) -> None:
     trace = RequestTrace("t", "tokens", None, [token_request(0, [1])])
-    with pytest.raises(InvalidInputError, match="at least 1 of each"):
+    with pytest.raises(InvalidInputError, match="give at least 1"):
         measure_curve(trace, ReplayConfig(), points, jobs=jobs)

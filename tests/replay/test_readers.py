@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -464,18 +465,127 @@ def test_broken_first_line_of_many_is_a_faulty_row(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ('{"a": 1}\n', "the row's keys (a) belong to no known format (dynamo, agentic,"),
-        ("a,b\n1,2\n", "the row's keys (a, b) belong to no known format"),
-        ("", "no row tells the format; unless the trace is empty"),
-        ("\n\n", "no row tells the format; unless the trace is empty"),
-        ("[]", "no row tells the format; unless the trace is empty"),
+        ('{"input_length": 1}\n', "nearest is bailian, which has chat_id, input_length, hash_ids"),
+        ("a,b\n1,2\n", "t:1: the columns (a, b) belong to no known format, and the line is no JSON object: azure has"),
+        ("\na,b\n", "t:2: the columns (a, b) belong to no known format"),
+        ("TIMESTAMP;ContextTokens;GeneratedTokens\n1;2;3\n", "columns are separated by commas"),
+        ('TIMESTAMP,"ContextTokens,GeneratedTokens\n1,2,3\n', "t:1: bad CSV: a quotation mark is not closed"),
+        ("", "t: holds no request: the file is empty"),
+        ("\n\n", "t: holds no request: the file is empty"),
+        ("\ufeff", "t: holds no request: the file is empty"),
+        ("[]", "t: holds no request: the file is empty"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "t: holds no request: the file is empty"),
     ],
 )
 def test_unknown_files(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "t"
     path.write_text(text)
+    for data in (text.encode(), gzip.compress(text.encode())):
+        path.write_bytes(data)
+        with pytest.raises(TraceFormatError) as caught:
+            read(path, allow_lengths_only=True)
+        assert reason in str(caught.value)
+
+
+KVSIM_LINE = json.dumps(KVSIM)
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        ("hello world", "bad JSON: a row starts with {, not with 'hello world'"),
+        ("# exported today", "bad JSON: a row starts with {, not with '# exported today'"),
+        (KVSIM_LINE[1:], "bad JSON: a row starts with {, not with"),
+        (KVSIM_LINE[:-1], "bad JSON: Expecting ',' delimiter at column"),
+        (KVSIM_LINE[:12], "bad JSON: Unterminated string starting at column"),
+        (KVSIM_LINE + ",", "bad JSON: something follows the object at column"),
+        (KVSIM_LINE + KVSIM_LINE, "bad JSON: something follows the object at column"),
+        ("42", "the row is a JSON number, not an object"),
+        ("null", "the row is a JSON null, not an object"),
+    ],
+)
+@pytest.mark.parametrize("format_name", [None, "kvcache-simulator", "mooncake", "azure"])
+def test_broken_first_line_is_a_faulty_row_whatever_it_is(
+    tmp_path: Path, first: str, reason: str, format_name: str | None
+) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(f"\n{first}\n{KVSIM_LINE}\n")
     with pytest.raises(TraceFormatError) as caught:
-        read(path)
-    assert reason in str(caught.value)
+        read(path, format_name=format_name, allow_lengths_only=True)
+    assert f"t.jsonl:2: {reason}" in str(caught.value)
+    if format_name in (None, "kvcache-simulator"):
+        loaded = read(path, format_name=format_name, lenient=True)
+        assert (len(loaded.trace.requests), loaded.trace.faults[0].line_number) == (1, 2)
+
+
+def test_file_with_nothing_but_broken_rows_names_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text("{'a': 1}\n{'a': 2}\n")
+    for format_name in (None, "tokens"):
+        with pytest.raises(TraceFormatError, match=r"1: bad JSON: Expecting property name"):
+            read(path, format_name=format_name, lenient=True)
+    with pytest.raises(TraceFormatError, match=r"t.jsonl: none of its 2 rows can be used; the first is line 1: bad"):
+        read(path, format_name="tokens", lenient=True)
+
+
+def test_broken_file_of_a_folder_is_not_left_out_in_silence(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", KVSIM)
+    (tmp_path / "b.jsonl").write_text(KVSIM_LINE[1:] + "\n")
+    for format_name in (None, "kvcache-simulator"):
+        with pytest.raises(TraceFormatError, match=r"b.jsonl:1: bad JSON: a row starts with"):
+            read(tmp_path, format_name=format_name)
+        assert [fault.line_number for fault in read(tmp_path, lenient=True).trace.faults] == [1]
+
+
+def test_limit_of_no_rows_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", KVSIM)
+    for format_name in (None, "kvcache-simulator"):
+        with pytest.raises(TraceFormatError, match=r"t.jsonl: the limit is 0, so no row was read"):
+            read(path, format_name=format_name, limit=0)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\x28\xb5\x2f\xfd....", "compressed with zstd; unpack it"),
+        (b"\xfd7zXZ\x00...", "compressed with xz; unpack it"),
+        (b"BZh91AY", "compressed with bzip2; unpack it"),
+        (b"PK\x03\x04...", "a zip archive; unpack it"),
+        (b"PAR1....", "a Parquet file; write its rows as JSON lines"),
+        (KVSIM_LINE.encode("utf-16"), "UTF-16 text; convert it to UTF-8"),
+        (KVSIM_LINE.encode("utf-16-le"), "1: a byte is 0: the file is binary or UTF-16"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 3\n", "fetch the trace with git lfs pull"),
+    ],
+)
+def test_files_that_are_no_text_are_named_for_what_they_are(tmp_path: Path, data: bytes, reason: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(data)
+    for format_name in (None, "mooncake", "azure"):
+        with pytest.raises(TraceFormatError, match=re.escape(reason)):
+            read(path, format_name=format_name)
+
+
+CONTENTS = {
+    "tokens": json.dumps(
+        {"input_toks": 1, "output_toks": 1, "arrival_time_ns": 0, "input_tok_ids": [1], "output_tok_ids": [2]}
+    ),
+    "sharegpt": json.dumps({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}),
+    "azure": "TIMESTAMP,ContextTokens,GeneratedTokens\n1,2,3",
+    "burstgpt": "Timestamp,Request tokens,Response tokens\n1,2,3",
+}
+
+
+@pytest.mark.parametrize("named", list(READERS))
+@pytest.mark.parametrize("content", list(CONTENTS))
+def test_wrong_format_for_the_content_names_line_and_right_format(tmp_path: Path, named: str, content: str) -> None:
+    path = tmp_path / "t"
+    path.write_text(CONTENTS[content] + "\n")
+    if named == content:
+        return
+    with pytest.raises(InvalidInputError) as caught:
+        read(path, format_name=named)
+    assert str(caught.value).startswith(f"{path}:1: ")
+    assert f"it looks like {content}: leave --format {named} out, or give {content}" in str(caught.value)
 
 
 def test_unknown_format_name_and_missing_file(tmp_path: Path) -> None:

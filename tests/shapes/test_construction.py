@@ -95,7 +95,7 @@ def without_window(window: int) -> dict[int, tuple[int, int]]:
         (PLAIN, {"size_per_head": 15, "dtype": DataType.NVFP4}, "must be even"),
         (PLAIN, {"size_per_head": 24, "dtype": DataType.NVFP4}, "multiple of 16"),
         (PLAIN, {"enable_indexer_k_cache": True, "indexer_k_cache_quant_block_size": 0}, "index keys"),
-        (PLAIN, {"secondary_offload_min_priority": 101}, "give 0 to 100"),
+        (PLAIN, {"secondary_offload_min_priority": 101}, "give a value from 0 to 100"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(base, changes, message):

@@ -166,7 +166,7 @@ def test_form_is_refused_where_tokens_are_needed(key_form: KeyForm, options: dic
 
 def test_form_may_be_given_by_name() -> None:
     assert make_kv_cache_manager(16, key_form="runs").key_form is KeyForm.RUNS
-    with pytest.raises(ValueError, match="'nothing' is not a valid KeyForm"):
+    with pytest.raises(ConfigurationError, match="key_form is 'nothing', no KeyForm"):
         make_kv_cache_manager(16, key_form="nothing")
 
 

@@ -647,7 +647,7 @@ def test_reserves_of_the_manager_are_kept_unless_others_are_given() -> None:
 
 
 def test_negative_reserves_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="draft_token_reserve -1 is negative"):
+    with pytest.raises(ConfigurationError, match="draft_token_reserve is -1; give at least 0"):
         make_resources(draft_token_reserve=-1)
 
 

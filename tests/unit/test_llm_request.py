@@ -176,7 +176,7 @@ def test_chunks_exist_in_context_stages_only() -> None:
         request.set_context_chunk_size(4)
     with pytest.raises(InvalidInputError, match="only a context stage has a next chunk"):
         request.move_to_next_context_chunk()
-    with pytest.raises(InvalidInputError, match="context chunk size -1 is negative"):
+    with pytest.raises(InvalidInputError, match="context chunk size is -1; give at least 0"):
         make_request().set_context_chunk_size(-1)
 
 

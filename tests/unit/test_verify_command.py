@@ -44,3 +44,19 @@ def test_bad_input_exits_with_2(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (2, "")
         assert str(path) in done.stderr
     assert "p.jsonl:2: op is 'get_bubble'" in run_command(tmp_path).stderr
+
+
+def test_program_without_operations_is_no_program(tmp_path: Path) -> None:
+    write_lines(tmp_path / "p.jsonl", HEADER)
+    done = run_command(tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        f"{tmp_path / 'p.jsonl'}:1: the header is all there is; without operations nothing is verified" in done.stderr
+    )
+
+
+def test_report_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Path) -> None:
+    write_lines(tmp_path / "p.jsonl", HEADER, BUBBLE)
+    done = run_command(tmp_path, "--json", tmp_path / "nowhere" / "report.json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "nowhere/report.json: No such file or directory" in done.stderr

@@ -33,12 +33,15 @@ class Row(NamedTuple):
 
 
 def read_rows(path: Path, count: int | None) -> list[Row]:
-    """The first rows of a Mooncake trace; None: all."""
+    """The first rows of a Mooncake trace; None: all. Raises ValueError with file and line for anything else."""
     rows = []
     with path.open(encoding="utf-8") as stream:
-        for line in islice(stream, count):
-            row = json.loads(line)
-            rows.append(Row(row["input_length"], row["output_length"], row["hash_ids"]))
+        for line_number, line in enumerate(islice(stream, count), 1):
+            try:
+                row = json.loads(line)
+                rows.append(Row(row["input_length"], row["output_length"], row["hash_ids"]))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{path}:{line_number}: no Mooncake row ({type(error).__name__}: {error})") from None
     return rows
 
 

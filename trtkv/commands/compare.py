@@ -8,14 +8,20 @@ from typing import Annotated
 
 import typer
 
+from trtkv.commands.output_files import check_writable
+
 EXIT_DIFFERS = 1
 
 
 def compare(
-    result: Annotated[Path, typer.Argument(help="Result to judge: JSON of trtkv, or TensorRT-LLM kvCacheStats.")],
+    result: Annotated[
+        Path, typer.Argument(metavar="RESULT", help="Result to judge: JSON of trtkv, or TensorRT-LLM kvCacheStats.")
+    ],
     reference: Annotated[
         str,
-        typer.Argument(help="A result file, the id of a bundled reference, or bundled: all of them that fit."),
+        typer.Argument(
+            metavar="REFERENCE", help="A result file, the id of a bundled reference, or bundled: all of them that fit."
+        ),
     ] = "bundled",
     tolerance: Annotated[
         float, typer.Option(help="Largest difference of a rate; of a count as a share of the reference.")
@@ -38,6 +44,7 @@ def compare(
     from trtkv.compare.facts import load_facts
     from trtkv.compare.resolve import compare_with
 
+    check_writable(json_file)
     comparisons = compare_with(
         load_facts(result), reference, tolerance=tolerance, only=only or (), ignore_settings=ignore_settings
     )

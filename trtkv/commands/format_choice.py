@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Annotated, TypeAlias
+
+import typer
 
 
 class FormatChoice(str, Enum):
@@ -25,3 +28,15 @@ class FormatChoice(str, Enum):
     def format_name(self) -> str | None:
         """Name for the reader; None: told by the first row."""
         return None if self is FormatChoice.AUTO else self.value
+
+
+_NAMES = ", ".join(choice.value for choice in FormatChoice)
+
+FormatOption: TypeAlias = Annotated[
+    FormatChoice,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help=f"Format of the trace: {_NAMES}; auto tells it from the first row.",
+    ),
+]

@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trtkv.commands.output_files import check_writable
+
 if TYPE_CHECKING:
     from trtkv.compare.checks import Check
     from trtkv.compare.reference import ReferenceNumber
 
-reference_app = typer.Typer(no_args_is_help=True, help="Show and check the reference numbers that come with trtkv.")
+reference_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Show and check the reference numbers that come with trtkv."
+)
 
 EXIT_DIFFERS = 1
 
@@ -25,7 +29,7 @@ JsonOption = Annotated[
 
 @reference_app.command("list")
 def list_references(
-    prefix: Annotated[str, typer.Argument(help="Only ids that start like this.")] = "",
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only ids that start like this.")] = "",
     runs: Annotated[bool, typer.Option("--runs", help="List the recorded runs of the original manager.")] = False,
     json_file: JsonOption = None,
 ) -> None:
@@ -46,7 +50,7 @@ def list_references(
 
 @reference_app.command()
 def check(
-    folder: Annotated[Path, typer.Argument(help="Folder with the public trace files, at any depth.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with the public trace files, at any depth.")],
     prefix: Annotated[str, typer.Option(help="Only ids that start like this.")] = "",
     json_file: JsonOption = None,
 ) -> None:
@@ -58,6 +62,7 @@ def check(
     from trtkv.compare.checks import DIFFERS, check_numbers, find_traces
     from trtkv.compare.compare_report import print_checks, to_json_text
 
+    check_writable(json_file)
     traces = find_traces(folder)
     numbers = [number for number in _numbers(prefix) if number.method and number.trace in traces]
     checks: list[Check] = []

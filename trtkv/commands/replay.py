@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trtkv.commands.format_choice import FormatChoice
+from trtkv.commands.format_choice import FormatChoice, FormatOption
 from trtkv.commands.model_options import (
     HostMemoryOption,
     KvDtypeChoice,
@@ -22,6 +21,8 @@ from trtkv.commands.model_options import (
     TpOption,
     WindowSharesOption,
 )
+from trtkv.commands.never_run import warn_of_never_run
+from trtkv.commands.output_files import check_writable
 from trtkv.commands.replay_extras import write_extras
 from trtkv.commands.replay_job import (
     ReplayJob,
@@ -39,13 +40,13 @@ if TYPE_CHECKING:
 
 
 def replay(
-    trace: Annotated[str, typer.Argument(help="Request trace, plain or gzip, or a folder; - is standard input.")],
+    trace: Annotated[
+        str, typer.Argument(metavar="TRACE", help="Request trace, plain or gzip, or a folder; - is standard input.")
+    ],
     system: Annotated[
         SystemChoice, typer.Option(help="Whose block manager; nano-scheduler lets nano-vllm's scheduler preempt.")
     ] = SystemChoice.TENSORRT_LLM,
-    trace_format: Annotated[
-        FormatChoice, typer.Option("--format", help="Format of the trace; auto tells it from the first row.")
-    ] = FormatChoice.AUTO,
+    trace_format: FormatOption = FormatChoice.AUTO,
     block_size: Annotated[
         int | None, typer.Option(help="Tokens that one hash id stands for. Needed for Mooncake rows (theirs: 512).")
     ] = None,
@@ -168,6 +169,9 @@ def _show_outcome(job: ReplayJob, requests: RequestTrace, json_file: str | None)
     from trtkv.replay.report import progress_bar
 
     outcome = run_job(job, requests, progress_bar)
+    warning = warn_of_never_run(job, requests, outcome)
+    if warning is not None:
+        typer.echo(warning, err=True)
     if isinstance(outcome, LoopResult):
         show_loop_result(outcome, json_file)
     elif isinstance(outcome, ReplayResult):
@@ -207,14 +211,3 @@ def _show_nano(report: dict[str, object], json_file: str | None) -> None:
     if json_file is not None:
         with open(json_file, "w", encoding="utf-8") as stream:
             stream.write(text)
-
-
-def check_writable(path: str | None) -> None:
-    """Fail before a long run rather than after it. Leaves no new file and no changed one behind."""
-    if path is None or path == "-":
-        return
-    is_new = not os.path.exists(path)
-    with open(path, "a", encoding="utf-8"):
-        pass
-    if is_new:
-        os.unlink(path)

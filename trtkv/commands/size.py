@@ -21,6 +21,7 @@ from trtkv.commands.model_options import (
     make_options,
     make_plan,
 )
+from trtkv.commands.output_files import check_writable
 
 EXIT_MISMATCH = 1
 
@@ -63,6 +64,7 @@ def size(
         block_reuse=not no_reuse,
         snapshot_interval=snapshot_interval,
     )
+    check_writable(json_file)
     plan = make_plan(model, options)
     outcome = check_plan(plan) if check else None
     if json_file == "-":

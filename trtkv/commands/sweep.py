@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 import typer.main
 
-from trtkv.commands.replay import check_writable, replay
+from trtkv.commands.never_run import warn_of_sweep
+from trtkv.commands.output_files import check_writable
+from trtkv.commands.replay import replay
 from trtkv.commands.replay_job import ReplayJob, TraceSettings, make_job, make_trace_settings, run_job, short_report
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ curve is a sweep of its own."""
 
 
 def sweep(
-    traces: Annotated[list[str], typer.Argument(metavar="TRACE...", help="Request traces: files or folders.")],
+    traces: Annotated[list[str], typer.Argument(metavar="TRACE", help="Request traces: files or folders.")],
     settings: Annotated[
         list[str],
         typer.Option(
@@ -78,6 +80,9 @@ def sweep(
         outcome = run_sweep(tasks, _executor(jobs, ray), file, progress)
     seconds = time.perf_counter() - start
     typer.echo(f"{outcome.num_run} runs in {seconds:.1f} s, {outcome.num_found} found in the results file", err=True)
+    warning = warn_of_sweep(outcome.reports)
+    if warning is not None:
+        typer.echo(warning, err=True)
     rows = [make_row(task.configuration, report) for task, report in zip(tasks, outcome.reports, strict=True)]
     print_sweep(rows, grid)
     if csv is not None:

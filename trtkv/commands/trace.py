@@ -9,7 +9,9 @@ import typer
 
 from trtkv.commands.trace_info import info
 
-trace_app = typer.Typer(no_args_is_help=True, help="Make request traces, and show what one holds.")
+trace_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Make request traces, and show what one holds."
+)
 trace_app.command()(info)
 
 

@@ -8,16 +8,18 @@ from typing import Annotated
 
 import typer
 
-from trtkv.commands.format_choice import FormatChoice
+from trtkv.commands.format_choice import FormatChoice, FormatOption
+from trtkv.commands.output_files import check_writable
 
 
 def info(
     trace: Annotated[
-        str, typer.Argument(help="Request trace: a file, plain or gzip, a folder, or - for standard input.")
+        str,
+        typer.Argument(
+            metavar="TRACE", help="Request trace: a file, plain or gzip, a folder, or - for standard input."
+        ),
     ],
-    trace_format: Annotated[
-        FormatChoice, typer.Option("--format", help="Format of the trace; auto tells it from the first row.")
-    ] = FormatChoice.AUTO,
+    trace_format: FormatOption = FormatChoice.AUTO,
     block_size: Annotated[int | None, typer.Option(help="Tokens that one hash id stands for.")] = None,
     tokens_per_block: Annotated[
         int | None, typer.Option(help="Tokens of a block in the figures.  [default: those of a hash id, else 32]")
@@ -39,6 +41,7 @@ def info(
 
     if tokens_per_block is not None and tokens_per_block < 1:
         raise InvalidInputError(f"--tokens-per-block is {tokens_per_block}; give at least 1")
+    check_writable(json_file)
     loaded = read_requests(
         trace,
         ReadOptions(block_size, tokenizer, chat_template),

@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
+from trtkv.commands.output_files import check_writable
+
 EXIT_DIFFERENT = 1
 
 
 def verify(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="PATH...", help="Programs (format trtkv.ops), or folders with *.jsonl files."),
+        typer.Argument(metavar="PATH", help="Programs (format trtkv.ops), or folders with *.jsonl files."),
     ],
     jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes to use.")] = 1,
     json_file: Annotated[
@@ -28,6 +30,7 @@ def verify(
     from trtkv.verify.report import write_json, write_text
     from trtkv.verify.runner import find_programs, verify_programs
 
+    check_writable(None if json_file is None else str(json_file))
     results = list(verify_programs(find_programs(paths), jobs))
     if json_file is not None and str(json_file) == "-":
         typer.echo(write_json(results), nl=False)

@@ -61,15 +61,16 @@ def print_checks(checks: Sequence[Check], console: Console | None = None) -> Non
 
 
 def print_references(numbers: Sequence[ReferenceNumber], runs: Sequence[str], console: Console | None = None) -> None:
-    """Ids, values and sources of what is bundled."""
+    """Ids, values and sources of what is bundled; no table, as ids are long and have to be copied."""
+    from rich.padding import Padding
+    from rich.text import Text
+
     console = _console(console)
-    table = _table("Bundled reference numbers")
-    for column in ("id", "value", "what", "source"):
-        table.add_column(column, justify="right" if column == "value" else "left", overflow="fold")
+    console.print("Bundled reference numbers", style="italic")
     for number in numbers:
         value = _of(number.numerator, number.denominator) if number.numerator is not None else f"{number.value:.4f}"
-        table.add_row(number.id, value, number.what, f"{number.source} ({number.mark})")
-    console.print(table)
+        console.print(Text(f"{number.id}  {value}"), soft_wrap=True)
+        console.print(Padding(Text(f"{number.what}; {number.source} ({number.mark})"), (0, 0, 0, 4), expand=False))
     console.print(f"and {len(runs)} recorded runs of the original manager (ids: --runs)", highlight=False)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from trtkv.block_key import BlockKey, num_key_tokens
+from trtkv.checks import check_count
 from trtkv.common import PRIMARY_LEVEL, RECURRENT_STATES, WindowSize
 from trtkv.errors import InvalidInputError, MissingExtraError
 from trtkv.kv_cache_event_consumer import CachedBlock, KVCacheEventConsumer
@@ -90,7 +91,7 @@ class VllmEventTranslator:
     ) -> None:
         if not window_sizes or len(set(window_sizes)) != len(window_sizes):
             raise InvalidInputError(f"windows to publish are {list(window_sizes)}; give at least one, each once")
-        self._tokens_per_block = tokens_per_block
+        self._tokens_per_block = check_count("tokens_per_block", tokens_per_block, 1)
         self._window_sizes = list(window_sizes)
         self._include_partial_blocks = include_partial_blocks
         self._report_media = report_media

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from trtkv.checks import check_count
 from trtkv.errors import InvalidInputError, MissingExtraError
 
 _SEQUENCE: Final = struct.Struct(">q")
@@ -49,6 +50,8 @@ class ZmqEventPublisher:
         num_replay_batches: int = 10_000,
         high_water_mark: int = 100_000,
     ) -> None:
+        check_count("num_replay_batches", num_replay_batches)
+        check_count("high_water_mark", high_water_mark)
         self._zmq = _import_zmq()
         self._topic = topic.encode()
         self._sent: deque[EventMessage] = deque(maxlen=num_replay_batches)

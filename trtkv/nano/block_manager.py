@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from trtkv.checks import check_count, check_integer
 from trtkv.errors import ConfigurationError, InvalidInputError, OutOfBlocksError, check
 from trtkv.nano.block import NO_HASH, Block
 from trtkv.nano.hashing import hash_block, pack_tokens, token_bytes
@@ -22,8 +23,8 @@ class BlockManager:
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        if num_blocks < 1 or block_size < 1:
-            raise ConfigurationError(f"a pool needs blocks and tokens, got {num_blocks} blocks of {block_size} tokens")
+        check_count("num_blocks", num_blocks, 1, error=ConfigurationError)
+        check_count("block_size", block_size, 1, error=ConfigurationError)
         self.block_size = block_size
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
         self.hash_to_block_id: dict[int, int] = {}
@@ -35,8 +36,7 @@ class BlockManager:
     @classmethod
     def compute_hash(cls, token_ids: Iterable[int], prefix: int = NO_HASH) -> int:
         """Hash of a block whose parent has hash ``prefix`` (-1: no parent). Unsigned, 64 bits."""
-        if prefix != NO_HASH and not 0 <= prefix < 2**64:
-            raise InvalidInputError(f"prefix must be -1 or an unsigned 64-bit hash, got {prefix}")
+        check_integer("prefix (-1, or an unsigned 64-bit hash)", prefix, NO_HASH, 2**64 - 1)
         parent = b"" if prefix == NO_HASH else prefix.to_bytes(8, "little")
         return hash_block(parent, token_bytes(pack_tokens(token_ids)))
 
@@ -79,6 +79,7 @@ class BlockManager:
         Raises InvalidInputError if the sequence holds blocks already or fewer blocks match, OutOfBlocksError if it
         does not fit; nothing is changed then.
         """
+        check_integer("num_cached_blocks", num_cached_blocks)
         hits = self._find_hits(seq, num_cached_blocks)
         num_new_blocks = seq.num_blocks - num_cached_blocks
         num_free_hits = sum(not block.ref_count for block in hits)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trtkv.errors import ConfigurationError, InvalidInputError
+from trtkv.checks import check_count, check_integer, check_number
+from trtkv.errors import ConfigurationError
 
 MIN_TEMPERATURE = 1e-10
 
@@ -20,10 +21,8 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if not self.temperature > MIN_TEMPERATURE:
-            raise InvalidInputError(f"temperature must be above {MIN_TEMPERATURE}, got {self.temperature}")
-        if self.max_tokens < 1:
-            raise InvalidInputError(f"max_tokens must be at least 1, got {self.max_tokens}")
+        check_number("temperature", self.temperature, MIN_TEMPERATURE)
+        check_integer("max_tokens", self.max_tokens, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +42,5 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         for name in ("num_kvcache_blocks", "kvcache_block_size", "max_num_seqs", "max_num_batched_tokens"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ConfigurationError(f"{name} must be at least 1, got {value}")
+            check_count(name, getattr(self, name), 1, error=ConfigurationError)
+        check_integer("eos", self.eos, error=ConfigurationError)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from xxhash import xxh64_intdigest
 
+from trtkv.checks import refuse_bytes
 from trtkv.errors import InvalidInputError
 
 TOKEN_BYTES: Final = 8
@@ -25,6 +26,7 @@ def pack_tokens(token_ids: Iterable[int]) -> array[int]:
 
     Raises InvalidInputError for anything that is not a flat sequence of integers of 64 bits.
     """
+    refuse_bytes("token ids", token_ids)
     dtype = getattr(token_ids, "dtype", None)
     if dtype is not None:
         return _pack_ndarray(token_ids, dtype)

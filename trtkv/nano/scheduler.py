@@ -63,6 +63,8 @@ class Scheduler:
             raise InvalidInputError(
                 f"sequence {seq.seq_id} has blocks of {seq.block_size} tokens, the scheduler of {self.block_size}"
             )
+        if seq.status is not SequenceStatus.WAITING or seq.block_table:
+            raise InvalidInputError(f"sequence {seq.seq_id} is {seq.status.name}; add each sequence once")
         num_blocks = len(self.block_manager.blocks)
         if seq.num_blocks > num_blocks:
             raise InvalidInputError(

@@ -8,6 +8,7 @@ from enum import Enum, auto
 from itertools import count
 from typing import ClassVar, TypeAlias, overload
 
+from trtkv.checks import check_count, check_integer, check_type
 from trtkv.errors import InvalidInputError
 from trtkv.nano.block_chain import BlockChain
 from trtkv.nano.config import SamplingParams
@@ -48,9 +49,11 @@ class Sequence:
         if not tokens:
             raise InvalidInputError("a sequence needs at least one token")
         size = type(self).block_size if block_size is None else block_size
-        if size < 1:
-            raise InvalidInputError(f"block_size must be at least 1, got {size}")
+        check_count("block_size", size, 1)
+        if seq_id is not None:
+            check_integer("seq_id", seq_id)
         params = SamplingParams() if sampling_params is None else sampling_params
+        check_type("sampling_params", params, SamplingParams)
         self.block_size = size
         self.seq_id = next(type(self).counter) if seq_id is None else seq_id
         self.status = SequenceStatus.WAITING
@@ -119,6 +122,7 @@ class Sequence:
 
     def block(self, i: int) -> list[int]:
         """Tokens of logical block ``i``. Raises InvalidInputError outside 0..num_blocks - 1."""
+        check_integer("logical block", i)
         if not 0 <= i < self.num_blocks:
             raise InvalidInputError(f"sequence {self.seq_id} has blocks 0..{self.num_blocks - 1}, asked for {i}")
         return self.tokens[i * self.block_size : (i + 1) * self.block_size].tolist()

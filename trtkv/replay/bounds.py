@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from trtkv.errors import InvalidInputError
+from trtkv.checks import check_integer
 from trtkv.replay.clairvoyant import ClairvoyantCache, UnitRequest
 from trtkv.replay.prefix_tree import PrefixTree
 from trtkv.replay.replay_result import Rate
@@ -92,8 +92,10 @@ def compute_bounds(
     ``partial_reuse``: whether parts of blocks can be found, so that single tokens count; else full blocks only. Host
     blocks add to the capacity. Without a capacity the clairvoyant bound is the infinite one, found independently.
     """
-    if host_tokens < 0:
-        raise InvalidInputError(f"host_tokens is {host_tokens}; give 0 or more")
+    check_integer("host_tokens", host_tokens, 0)
+    check_integer("tokens_per_block", tokens_per_block, 1)
+    if capacity_tokens is not None:
+        check_integer("capacity_tokens", capacity_tokens)
     num_blocks = num_pool_blocks(requests, tokens_per_block, capacity_tokens)
     loop: dict[str, Any] = {"tokens_per_block": tokens_per_block, "num_blocks": num_blocks, "live": live}
     skipped = {event.request.index for event in closed_loop_events(requests, **loop) if isinstance(event, Skip)}

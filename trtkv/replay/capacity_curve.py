@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from trtkv.errors import InvalidInputError
+from trtkv.checks import check_count
 from trtkv.replay.bounds import bounds_of, found_units
 from trtkv.replay.prefix_tree import PrefixTree
 from trtkv.replay.replay_result import Rate, replay_trace
@@ -99,6 +99,8 @@ def model_curve(
     requests: Sequence[TraceRequest], tokens_per_block: int, *, num_points: int = NUM_MODEL_POINTS
 ) -> CapacityCurve:
     """The model's curve alone, from one pass; its last capacity is that of all different blocks."""
+    check_count("tokens_per_block", tokens_per_block, 1)
+    check_count("num_points", num_points, 1)
     distances = prompt_reuse_distances(requests, tokens_per_block)
     sizes = _spread(1, max(distances.num_distinct, 1), num_points)
     return CapacityCurve(
@@ -117,8 +119,8 @@ def measure_curve(
     The capacities go in equal ratios from that of the largest request to that at which nothing is evicted.
     ``progress`` is called with the number of runs done.
     """
-    if num_points < 1 or jobs < 1:
-        raise InvalidInputError(f"{num_points} points on {jobs} processes; give at least 1 of each")
+    check_count("num_points", num_points, 1)
+    check_count("jobs", jobs, 1)
     curve = model_curve(trace.requests, config.tokens_per_block)
     most_blocks = replace(config, capacity_tokens=None).num_primary_blocks(trace.requests)
     least_blocks = max(config.num_needed_blocks(request) for request in trace.requests)

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import Final, NamedTuple, TypeAlias, cast
 
+from trtkv.checks import check_integer
 from trtkv.common import MAX_INT32, ceil_div
 from trtkv.errors import InvalidInputError, TraceFormatError
 from trtkv.replay.rows import JsonRows, Row, RowFaultError, open_stream
-from trtkv.replay.trace import HashIdTokens, KeyConstraints, RequestTrace, TokenIds, TokenSource, TraceRequest
+from trtkv.replay.trace import HashIdTokens, KeyConstraints, RequestTrace, RowFault, TokenIds, TokenSource, TraceRequest
 
 HashId = int | str
 Arrival: TypeAlias = "tuple[float, int, int, TokenSource, KeyConstraints | None]"
@@ -19,6 +20,8 @@ Arrival: TypeAlias = "tuple[float, int, int, TokenSource, KeyConstraints | None]
 
 _MIN_HASH_ID: Final = -(2**63)
 _MAX_HASH_ID: Final = 2**64 - 1
+_MAX_SHOWN_KEYS: Final = 160
+"""Letters."""
 
 
 class TraceFormat(NamedTuple):
@@ -39,7 +42,7 @@ def read_mooncake(rows: JsonRows, block_size: int | None) -> list[TraceRequest]:
             "Mooncake rows do not say how many tokens a hash id stands for; give it with --block-size "
             "(512 for the traces published with Mooncake)"
         )
-    if not 1 <= block_size <= MAX_INT32:
+    if not 1 <= check_integer("block size", block_size) <= MAX_INT32:
         raise InvalidInputError(f"block size is {block_size}; give the tokens per hash id, at least 1")
     hash_ids = _HashIds(block_size)
 
@@ -102,10 +105,10 @@ def read_trace(
     shown = os.fspath(path)
     with open_stream(path) as stream:
         rows = JsonRows(stream, shown, lenient=lenient, limit=limit)
-        trace_format = _named_format(format_name) if format_name else _detected_format(rows)
+        trace_format = _named_format(format_name) if format_name else _detected_format(rows, limit)
         requests = trace_format.read(rows, block_size)
     if not requests:
-        raise TraceFormatError(f"{shown}: no request can be replayed ({len(rows.faults)} rows skipped as faulty)")
+        raise TraceFormatError(f"{shown}: {why_no_request(rows.faults, limit)}")
     return RequestTrace(
         name=os.path.basename(shown),
         format=trace_format.name,
@@ -113,6 +116,23 @@ def read_trace(
         requests=requests,
         faults=rows.faults,
     )
+
+
+def why_no_request(faults: list[RowFault], limit: int | None) -> str:
+    """Why a file that can be read gave no request."""
+    if faults:
+        return (
+            f"none of its {len(faults)} rows can be used; the first is line {faults[0].line_number}: {faults[0].reason}"
+        )
+    if limit == 0:
+        return "the limit is 0, so no row was read; give at least 1"
+    return "holds no request: the file is empty, or no row of it is one"
+
+
+def shown_keys(row: Iterable[str]) -> str:
+    """Keys of a row for a complaint, which stays one readable line."""
+    text = ", ".join(row) or "none"
+    return text if len(text) <= _MAX_SHOWN_KEYS else f"{text[:_MAX_SHOWN_KEYS]}..."
 
 
 class _HashIds:
@@ -167,19 +187,16 @@ def _named_format(name: str) -> TraceFormat:
         raise InvalidInputError(f"unknown trace format {name!r}; known are {', '.join(FORMATS)}") from None
 
 
-def _detected_format(rows: JsonRows) -> TraceFormat:
+def _detected_format(rows: JsonRows, limit: int | None) -> TraceFormat:
     def usable(row: Row) -> TraceFormat:
         for trace_format in FORMATS.values():
             if all(key in row for key in trace_format.keys):
                 return trace_format
-        raise RowFaultError(
-            f"the row's keys ({', '.join(row) or 'none'}) belong to no known format "
-            f"({', '.join(FORMATS)}); name the format with --format"
-        )
+        raise RowFaultError(f"the row's keys ({shown_keys(row)}) belong to no known format ({', '.join(FORMATS)})")
 
     found = rows.first(usable)
     if found is None:
-        raise TraceFormatError(f"{rows.name}: no row tells the format; unless the trace is empty, give --format")
+        raise TraceFormatError(f"{rows.name}: {why_no_request([], limit)}")
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from trtkv.checks import check_count, check_member
 from trtkv.errors import ConfigurationError
 from trtkv.replay.arrival_queue import ArrivalMode
 from trtkv.replay.replay_config import ReplayConfig
@@ -30,8 +31,11 @@ class LoopConfig:
 
     def __post_init__(self) -> None:
         for name, value in (("max_batch_size", self.max_batch_size), ("max_num_tokens", self.max_num_tokens)):
-            if value < 1:
-                raise ConfigurationError(f"{name} is {value}; give at least 1")
+            check_count(name, value, 1, error=ConfigurationError)
+        policy = check_member("policy", self.policy, CapacitySchedulerPolicy, error=ConfigurationError)
+        object.__setattr__(self, "policy", policy)
+        arrivals = check_member("arrivals", self.arrivals, ArrivalMode, error=ConfigurationError)
+        object.__setattr__(self, "arrivals", arrivals)
         object.__setattr__(self, "cache", replace(self.cache, live=self.max_batch_size))
         if self.chunking is None:
             return

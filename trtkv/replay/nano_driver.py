@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import fsum
 from typing import TYPE_CHECKING, Any, Final
 
+from trtkv.checks import check_count, check_integer
 from trtkv.common import ceil_div
 from trtkv.errors import ConfigurationError, check
 from trtkv.nano import BlockManager, SamplingParams, Scheduler, SchedulerConfig, Sequence
@@ -101,8 +102,7 @@ def run_nano(
     number of requests done.
     """
     requests = list(trace_requests)
-    num_blocks = num_pool_blocks(requests, tokens_per_block, capacity_tokens)
-    _check_pool(num_blocks, tokens_per_block, capacity_tokens)
+    num_blocks = _num_blocks(requests, tokens_per_block, capacity_tokens)
     loop = _ClosedLoop(make_manager(num_blocks, tokens_per_block), timer or _no_time)
     for event in closed_loop_events(requests, tokens_per_block=tokens_per_block, num_blocks=num_blocks, live=live):
         if isinstance(event, Admit):
@@ -142,8 +142,7 @@ def run_nano_scheduler(
     counted apart. Requests that the whole pool could not hold to their end are skipped.
     """
     requests = list(trace_requests)
-    num_blocks = num_pool_blocks(requests, tokens_per_block, capacity_tokens)
-    _check_pool(num_blocks, tokens_per_block, capacity_tokens)
+    num_blocks = _num_blocks(requests, tokens_per_block, capacity_tokens)
     scheduler = Scheduler(
         SchedulerConfig(
             num_kvcache_blocks=num_blocks,
@@ -315,11 +314,16 @@ def _report(
     }
 
 
-def _check_pool(num_blocks: int, tokens_per_block: int, capacity_tokens: int | None) -> None:
+def _num_blocks(requests: list[TraceRequest], tokens_per_block: int, capacity_tokens: int | None) -> int:
+    check_count("tokens_per_block", tokens_per_block, 1, error=ConfigurationError)
+    if capacity_tokens is not None:
+        check_integer("capacity_tokens", capacity_tokens, error=ConfigurationError)
+    num_blocks = num_pool_blocks(requests, tokens_per_block, capacity_tokens)
     if num_blocks < 1:
         raise ConfigurationError(
             f"a capacity of {capacity_tokens} tokens holds no block of {tokens_per_block} tokens: give room for one"
         )
+    return num_blocks
 
 
 def _no_time() -> float:

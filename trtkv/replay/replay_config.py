@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from trtkv.checks import check_integer
 from trtkv.common import DataType, KeyForm, WindowSize, ceil_div
 from trtkv.errors import ConfigurationError
 
@@ -57,8 +58,10 @@ class ReplayConfig:
             ("host_tokens", self.host_tokens, 0),
             ("live", self.live, 1),
         ):
-            if value < least:
-                raise ConfigurationError(f"{name} is {value}; give at least {least}")
+            check_integer(name, value, least, error=ConfigurationError)
+        if self.capacity_tokens is not None:
+            check_integer("capacity_tokens", self.capacity_tokens, error=ConfigurationError)
+        check_integer("min_sequence_length", self.min_sequence_length, 0, error=ConfigurationError)
         if self.capacity_tokens is not None and self.capacity_tokens < self.tokens_per_block:
             raise ConfigurationError(
                 f"capacity_tokens is {self.capacity_tokens}, less than one block of {self.tokens_per_block} tokens; "
@@ -70,8 +73,8 @@ class ReplayConfig:
         if not self.windows:
             raise ConfigurationError("no attention window is given; give at least one")
         for window in self.windows:
-            if window is not None and window < 1:
-                raise ConfigurationError(f"attention window is {window} tokens; give at least 1")
+            if window is not None:
+                check_integer("attention window", window, 1, error=ConfigurationError)
         if self.window_blocks and len(self.window_blocks) != len(self.windows):
             raise ConfigurationError(
                 f"blocks are given for {len(self.window_blocks)} windows of {len(self.windows)}; give them for each"

@@ -14,6 +14,7 @@ from importlib import import_module
 from itertools import chain
 from typing import IO, Final, TypeVar, cast
 
+from trtkv.checks import check_integer
 from trtkv.errors import InvalidInputError, TraceFormatError
 from trtkv.replay.trace import RowFault
 
@@ -37,8 +38,7 @@ class JsonRows:
     """
 
     def __init__(self, stream: IO[bytes], name: str, *, lenient: bool = False, limit: int | None = None) -> None:
-        if limit is not None and limit < 0:
-            raise InvalidInputError(f"limit is {limit}; give the number of rows to read, 0 or more")
+        check_limit(limit)
         self.name = name
         self.faults: list[RowFault] = []
         self._lenient = lenient
@@ -60,15 +60,19 @@ class JsonRows:
     def first(self, usable: Callable[[Row], Record]) -> Record | None:
         """``usable`` of the first row that it does not refuse; no row is used up. None without rows.
 
-        When not lenient, only the first row is tried.
+        When not lenient, only the first row is tried. Raises TraceFormatError if there are rows and all are refused.
         """
+        refused: RowFault | None = None
         for line_number, line in self._lines:
             self._ahead.append((line_number, line))
             try:
                 return usable(parse_row(line))
             except RowFaultError as fault:
+                refused = refused or RowFault(line_number, str(fault))
                 if not self._lenient:
-                    raise self._error(line_number, str(fault)) from None
+                    break
+        if refused is not None:
+            raise self._error(refused.line_number, refused.reason)
         return None
 
     def _record(self, line_number: int, line: bytes, convert: Callable[[Row], Record]) -> Iterator[Record]:
@@ -82,10 +86,18 @@ class JsonRows:
                     raise self._error(line_number, str(fault)) from None
                 self.faults.append(RowFault(line_number, str(fault)))
                 return
+            except InvalidInputError as error:  # of the options, not of the row: no row to skip
+                raise type(error)(f"{self.name}:{line_number}: {error}") from None
         yield record
 
     def _error(self, line_number: int, reason: str) -> TraceFormatError:
         return TraceFormatError(f"{self.name}:{line_number}: {reason}")
+
+
+def check_limit(limit: int | None) -> None:
+    """Raise InvalidInputError unless it is a number of rows, or None."""
+    if limit is not None and check_integer("limit", limit) < 0:
+        raise InvalidInputError(f"limit is {limit}; give the number of rows to read, 0 or more")
 
 
 def parse_row(line: bytes) -> Row:
@@ -95,13 +107,22 @@ def parse_row(line: bytes) -> Row:
     except RowFaultError:
         raise
     except json.JSONDecodeError as error:
-        raise RowFaultError(f"bad JSON: {error.msg} at column {error.colno}") from None
+        raise RowFaultError(f"bad JSON: {json_fault(error)}") from None
     except UnicodeDecodeError as error:
         raise RowFaultError(f"bad JSON: byte {error.start + 1} is not UTF-8") from None
     except RecursionError:
         raise RowFaultError("bad JSON: nested too deeply") from None
     except ValueError as error:
         raise RowFaultError(f"bad JSON: {error}") from None
+
+
+def json_fault(error: json.JSONDecodeError) -> str:
+    """What the parser did not like and at which column."""
+    if not error.doc.lstrip().startswith(("{", "[")):
+        return f"a row starts with {{, not with {error.doc.strip()!r:.40}"
+    if error.msg == "Extra data":
+        return f"something follows the object at column {error.colno}; write one object a line"
+    return f"{error.msg.removesuffix(' at')} at column {error.colno}"
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from trtkv.checks import check_integer
 from trtkv.errors import InvalidInputError
 from trtkv.replay.replay_config import EXTRA_BLOCKS_PER_REQUEST
 
@@ -62,6 +63,8 @@ def closed_loop_events(
 
     Requests of output length 0 decode one round, as in the loop of trtkv.replay.driver.
     """
+    for name, value in (("tokens_per_block", tokens_per_block), ("num_blocks", num_blocks), ("live", live)):
+        check_integer(name, value)
     if tokens_per_block < 1 or num_blocks < 1 or live < 1:
         raise InvalidInputError(
             f"tokens_per_block {tokens_per_block}, num_blocks {num_blocks} and live {live} must be at least 1"

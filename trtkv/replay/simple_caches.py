@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from trtkv.checks import check_integer
 from trtkv.common import ceil_div
 from trtkv.errors import InvalidInputError
 
@@ -151,5 +152,5 @@ ACCESS_POLICIES: Final[dict[str, Callable[[Sequence[Prompt], int], CacheHits]]] 
 
 
 def _check_capacity(capacity: int) -> None:
-    if capacity < 1:
+    if check_integer("capacity", capacity) < 1:
         raise InvalidInputError(f"capacity is {capacity} blocks; give at least 1")

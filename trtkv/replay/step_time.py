@@ -49,9 +49,10 @@ class StepTimeModel:
 
     def __post_init__(self) -> None:
         for name in ("base_ns", "context_ns", "generation_ns", "cached_ns"):
-            value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise InvalidInputError(f"{name} is {value}; a step cannot take less than 0 or endless time")
+            value: object = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 <= getattr(self, name) < float("inf"):
+                raise InvalidInputError(f"{name} is {value!r}; a step cannot take less than 0 or endless time")
 
     def duration_ns(self, work: StepWork) -> int:
         """Duration of a step in whole nanoseconds."""

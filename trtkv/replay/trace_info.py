@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from trtkv.checks import check_integer
 from trtkv.common import ceil_div
 from trtkv.errors import InvalidInputError
 from trtkv.replay.bounds import infinite_hit_tokens, infinite_matches
@@ -151,6 +152,8 @@ def describe_trace(
     requests = list(trace.requests)
     if not requests:
         raise InvalidInputError(f"the trace {trace.name} has no requests")
+    if tokens_per_block is not None:
+        check_integer("tokens_per_block", tokens_per_block)
     per_block = tokens_per_block or trace.block_size or DEFAULT_TOKENS_PER_BLOCK
     if per_block < 1:
         raise InvalidInputError(f"tokens_per_block is {per_block}; give at least 1")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Final, NamedTuple
 
+from trtkv.checks import check_count, check_integer
 from trtkv.errors import InvalidInputError
 from trtkv.replay.sampler import Sampler, zipf_weights
 
@@ -245,10 +246,8 @@ def generate_workload(kind: str, num_requests: int, rng: Random, block_size: int
     """
     if kind not in WORKLOAD_KINDS:
         raise InvalidInputError(f"unknown workload kind {kind!r}; known are {', '.join(WORKLOAD_KINDS)}")
-    if num_requests < 0:
-        raise InvalidInputError(f"number of requests is {num_requests}; give 0 or more")
-    if block_size < 1:
-        raise InvalidInputError(f"block size is {block_size}; give the tokens per hash id, at least 1")
+    check_integer("number of requests", num_requests, 0)
+    check_count("block size", block_size, 1)
     return _rows(kind, num_requests, World(rng), HashIds(block_size))
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from trtkv.checks import check_count
 from trtkv.common import RequestId
-from trtkv.errors import InvalidInputError
 from trtkv.llm_request import LlmRequest, LlmRequestState
 
 
@@ -11,8 +11,8 @@ def make_dummy_request(
     request_id: RequestId, num_tokens: int, is_gen: bool, beam_width: int, encoder_output_len: int
 ) -> LlmRequest:
     """Dummy of that many tokens; with ``is_gen`` the last one counts as generated and is still to be added."""
-    if num_tokens < 1:
-        raise InvalidInputError(f"dummy request {request_id} has {num_tokens} tokens; give at least 1")
+    check_count(f"number of tokens of dummy request {request_id}", num_tokens, 1)
+    check_count(f"encoder_output_len of dummy request {request_id}", encoder_output_len)
     # Token 1, because an all-zero input makes some models compute NaN.
     return LlmRequest(
         request_id,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from trtkv.checks import check_count, check_integer
 from trtkv.common import MAX_INT32, RECURRENT_STATES, BlockId, CacheType, RequestId, TokenId, WindowSize, ceil_div
 from trtkv.config import KvCacheConfig, ModelConfig, SchedulerConfig
 from trtkv.copy_engine import CopyEngine
@@ -50,8 +51,10 @@ class KVCacheResourceManager(BaseResourceManager):
     ) -> None:
         num_extra = kv_cache_manager.num_extra_kv_tokens if num_extra_kv_tokens is None else num_extra_kv_tokens
         reserve = kv_cache_manager.draft_token_reserve if draft_token_reserve is None else draft_token_reserve
-        if min(num_extra, reserve) < 0:
-            raise ConfigurationError(f"num_extra_kv_tokens {num_extra} or draft_token_reserve {reserve} is negative")
+        check_count("num_extra_kv_tokens", num_extra, error=ConfigurationError)
+        check_count("draft_token_reserve", reserve, error=ConfigurationError)
+        if max_num_tokens is not None:
+            check_count("max_num_tokens", max_num_tokens, 1, error=ConfigurationError)
         if (num_extra, reserve) != (kv_cache_manager.num_extra_kv_tokens, kv_cache_manager.draft_token_reserve):
             kv_cache_manager.set_spec_decoding_budget(num_extra, reserve)
         self._impl = kv_cache_manager
@@ -330,13 +333,15 @@ class KVCacheResourceManager(BaseResourceManager):
 
     def get_num_available_tokens(self, token_num_upper_bound: int, max_num_draft_tokens: int = 0) -> int:
         """Tokens one more sequence could have now, up to a bound; extra slots and drafts are taken off."""
+        check_integer("token_num_upper_bound", token_num_upper_bound)
+        check_count("max_num_draft_tokens", max_num_draft_tokens)
         num_tokens = self.get_num_free_blocks() * self.tokens_per_block
         num_tokens -= self._num_extra_kv_tokens + max_num_draft_tokens
         return max(min(token_num_upper_bound, num_tokens), 0)
 
     def get_num_kv_blocks(self, num_tokens: int) -> int:
         """Blocks of that many tokens."""
-        return ceil_div(num_tokens, self.tokens_per_block)
+        return ceil_div(check_count("num_tokens", num_tokens), self.tokens_per_block)
 
     def get_needed_resource_to_completion(self, request: LlmRequest) -> int:
         """Blocks of the whole request under full attention: shared ones of the prompt, the rest for every beam."""
@@ -422,6 +427,8 @@ class KVCacheResourceManager(BaseResourceManager):
         ``prepare_resource``: add their sequences now; ``prepare_resources`` then leaves them alone. If there is too
         little room, nothing is kept and OutOfBlocksError is raised. Free them with ``free_resources``.
         """
+        check_count("max_num_draft_tokens", max_num_draft_tokens)
+        check_count("max_beam_width", max_beam_width, 1)
         if self.get_num_free_blocks() < 1:
             return None
         lengths = list(token_nums) if token_nums is not None else [1 + max_num_draft_tokens] * len(request_ids)
@@ -480,6 +487,13 @@ class KVCacheResourceManager(BaseResourceManager):
         0's, followed by the last block of each other beam that has its own. ``num_blocks_per_seq`` cuts the rows.
         """
         window = self._resolve_window(layer_idx, window_size)
+        request_ids = list(request_ids)
+        if num_blocks_per_seq is not None and len(num_blocks_per_seq) != len(request_ids):
+            raise InvalidInputError(
+                f"{len(num_blocks_per_seq)} numbers of blocks for {len(request_ids)} requests; give one for each"
+            )
+        for num_blocks in num_blocks_per_seq or ():
+            check_count("an entry of num_blocks_per_seq", num_blocks)
         rows = []
         for request_id in request_ids:
             beams = self._impl.get_sequence(request_id).get_window(window).slots
@@ -502,6 +516,7 @@ class KVCacheResourceManager(BaseResourceManager):
             if len(windows) > 1:
                 raise InvalidInputError(f"there are windows {list(windows)}; say which by window_size or layer_idx")
             return next(iter(windows))
+        check_integer("layer_idx", layer_idx)
         if not 0 <= layer_idx < self._impl.block_manager.num_layers:
             raise UnknownIdError(f"layer {layer_idx} is not among {self._impl.block_manager.num_layers} layers")
         pool = self._impl.block_manager.get_pool(self._impl.block_manager.get_layer_pool_idx(layer_idx))

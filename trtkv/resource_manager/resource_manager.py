@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final
 
+from trtkv.checks import check_member
 from trtkv.common import RequestId
 from trtkv.errors import InvalidInputError
 from trtkv.llm_request import LlmRequest
@@ -33,11 +34,15 @@ KV_BUDGET_TYPES: Final = (
 """Places whose blocks a request is charged for."""
 
 
+def _check_place(place: object) -> ResourceManagerType:
+    return check_member("place", place, ResourceManagerType)
+
+
 class ResourceManager:
     """All resource managers of an executor by their place, called in order and freed in reverse order."""
 
     def __init__(self, resource_managers: Mapping[ResourceManagerType, BaseResourceManager]) -> None:
-        self._resource_managers = dict(resource_managers)
+        self._resource_managers = {_check_place(place): manager for place, manager in resource_managers.items()}
 
     @property
     def resource_managers(self) -> Mapping[ResourceManagerType, BaseResourceManager]:
@@ -46,15 +51,15 @@ class ResourceManager:
 
     def register_resource_manager(self, place: ResourceManagerType, resource_manager: BaseResourceManager) -> None:
         """Add a manager at the end, or replace the one in its place."""
-        self._resource_managers[place] = resource_manager
+        self._resource_managers[_check_place(place)] = resource_manager
 
     def get_resource_manager(self, place: ResourceManagerType) -> BaseResourceManager | None:
         """The manager of a place, if there is one."""
-        return self._resource_managers.get(place)
+        return self._resource_managers.get(_check_place(place))
 
     def reorder_pipeline(self, places: Sequence[ResourceManagerType]) -> None:
         """Call the managers in another order; every place must be named once."""
-        if sorted(p.value for p in places) != sorted(p.value for p in self._resource_managers):
+        if sorted(_check_place(place).value for place in places) != sorted(p.value for p in self._resource_managers):
             raise InvalidInputError(f"order {list(places)} does not name each of {list(self._resource_managers)} once")
         self._resource_managers = {place: self._resource_managers[place] for place in places}
 

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from trtkv.errors import LogicError
+from trtkv.checks import check_member
+from trtkv.errors import ConfigurationError, LogicError
 from trtkv.llm_request import LlmRequest, LlmRequestState
 from trtkv.scheduler.budget_protocols import BasePeftCacheManager, KvCacheBudget
 
@@ -39,6 +40,14 @@ class StateLimits(NamedTuple):
     def consider(self, request: LlmRequest) -> bool:
         """As allow, but a request that waits for a remote prompt always counts: its blocks are needed first."""
         return request.is_disagg_generation_init_state or self.allow(request)
+
+
+def make_state_limits(until: LlmRequestState, after: LlmRequestState) -> StateLimits:
+    """Limits from states or their numbers; ConfigurationError for anything else."""
+    return StateLimits(
+        check_member("no_schedule_until_state", until, LlmRequestState, error=ConfigurationError),
+        check_member("no_schedule_after_state", after, LlmRequestState, error=ConfigurationError),
+    )
 
 
 def is_started_context(request: LlmRequest) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from trtkv.checks import check_count, check_member
 from trtkv.errors import ConfigurationError, InvalidInputError
 from trtkv.llm_request import LlmRequest, LlmRequestState
-from trtkv.scheduler.base_capacity_scheduler import BaseCapacityScheduler, ScheduleInput, StateLimits
+from trtkv.scheduler.base_capacity_scheduler import BaseCapacityScheduler, ScheduleInput, StateLimits, make_state_limits
 from trtkv.scheduler.budget_protocols import BasePeftCacheManager, KvCacheBudget
 from trtkv.scheduler.guaranteed_no_evict_scheduler import GuaranteedNoEvictScheduler, StaticBatchScheduler
 from trtkv.scheduler.max_requests_scheduler import MaxRequestsScheduler
@@ -45,13 +46,11 @@ class CapacityScheduler:
         *,
         compatibility: bool = False,
     ) -> None:
-        if max_num_requests < 1:
-            raise ConfigurationError(f"max_num_requests is {max_num_requests}; at least 1 request must be admitted")
-        self._policy = CapacitySchedulerPolicy(policy)
-        self._max_num_requests = max_num_requests
+        self._max_num_requests = check_count("max_num_requests", max_num_requests, 1, error=ConfigurationError)
+        self._policy = check_member("policy", policy, CapacitySchedulerPolicy, error=ConfigurationError)
         self._has_kv_cache_manager = has_kv_cache_manager
         self._two_steps_look_ahead = two_steps_look_ahead
-        limits = StateLimits(no_schedule_until_state, no_schedule_after_state)
+        limits = make_state_limits(no_schedule_until_state, no_schedule_after_state)
         self._scheduler = self._build_scheduler(limits, compatibility)
 
     def _build_scheduler(self, limits: StateLimits, compatibility: bool) -> BaseCapacityScheduler:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from trtkv.checks import check_count, check_member, check_type
 from trtkv.common import RequestId
-from trtkv.errors import CapacityError, InvalidInputError
+from trtkv.errors import CapacityError, ConfigurationError, InvalidInputError
 from trtkv.llm_request import LlmRequest, LlmRequestState
-from trtkv.scheduler.base_capacity_scheduler import StateLimits
+from trtkv.scheduler.base_capacity_scheduler import make_state_limits
 from trtkv.scheduler.context_chunking import ContextChunker, count_compute_tokens, reusable_tokens
 from trtkv.scheduler.request_order import sort_requests
 from trtkv.scheduler.scheduler_config import ContextChunkingConfig, ReuseDiscount
@@ -42,13 +43,21 @@ class MicroBatchScheduler:
         compatibility: bool = False,
     ) -> None:
         default_discount = ReuseDiscount.RECORDED if compatibility else ReuseDiscount.LATE
-        self._discount = default_discount if reuse_discount is None else ReuseDiscount(reuse_discount)
+        self._discount = check_member(
+            "reuse_discount",
+            default_discount if reuse_discount is None else reuse_discount,
+            ReuseDiscount,
+            error=ConfigurationError,
+        )
+        if max_context_length is not None:
+            check_count("max_context_length", max_context_length, 0 if compatibility else 1, error=ConfigurationError)
         self._max_context_length = max_context_length
-        self._limits = StateLimits(no_schedule_until_state, no_schedule_after_state)
+        self._limits = make_state_limits(no_schedule_until_state, no_schedule_after_state)
         self._compatibility = compatibility
         self._config = ctx_chunk_config
         self._chunker: ContextChunker | None = None
         if ctx_chunk_config is not None:
+            check_type("ctx_chunk_config", ctx_chunk_config, ContextChunkingConfig, error=ConfigurationError)
             self._chunker = ContextChunker(
                 ctx_chunk_config, max_context_length, self._discount, compatibility=compatibility
             )
@@ -68,8 +77,10 @@ class MicroBatchScheduler:
         change, for a request longer than ``max_context_length`` that may not be cut into chunks.
         C++: MicroBatchScheduler::operator().
         """
-        if max_batch_size_runtime < 1 and not self._compatibility:
-            raise InvalidInputError(f"max_batch_size_runtime is {max_batch_size_runtime}; give 1 or more")
+        if not self._compatibility:
+            check_count("max_batch_size_runtime", max_batch_size_runtime, 1)
+            if max_num_tokens_runtime is not None:
+                check_count("max_num_tokens_runtime", max_num_tokens_runtime)
         candidates = [
             request
             for request in active_requests

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from trtkv.checks import check_count, check_member
 from trtkv.errors import ConfigurationError
 
 
@@ -47,6 +48,6 @@ class ContextChunkingConfig:
     chunk_unit_size: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "policy", ChunkingPolicy(self.policy))
-        if self.chunk_unit_size < 1:
-            raise ConfigurationError(f"chunk_unit_size is {self.chunk_unit_size}; a unit has at least 1 token")
+        policy = check_member("policy", self.policy, ChunkingPolicy, error=ConfigurationError)
+        object.__setattr__(self, "policy", policy)
+        check_count("chunk_unit_size", self.chunk_unit_size, 1, error=ConfigurationError)

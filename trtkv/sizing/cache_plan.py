@@ -11,6 +11,7 @@ from trtkv.capacity_estimation import (
     calculate_max_block_requirements_per_beam,
     group_layers_by_window_size,
 )
+from trtkv.checks import check_integer
 from trtkv.common import RECURRENT_STATES, DataType, WindowSize
 from trtkv.errors import ConfigurationError, InvalidInputError
 from trtkv.linear_attention import LinearAttentionMetadata
@@ -205,14 +206,15 @@ def _check(options: SizingOptions) -> None:
         ("tensor parallel size", options.tp_size, 1),
         ("batch size", options.max_batch_size, 1),
     ):
-        if value < least:
-            raise InvalidInputError(f"{name} is {value}; give at least {least}")
-    if options.max_sequence_length is not None and options.max_sequence_length < 1:
-        raise InvalidInputError(f"longest sequence is {options.max_sequence_length} tokens; give at least 1")
+        check_integer(name, value, least)
+    if options.max_sequence_length is not None:
+        check_integer("longest sequence", options.max_sequence_length)
+        if options.max_sequence_length < 1:
+            raise InvalidInputError(f"longest sequence is {options.max_sequence_length} tokens; give at least 1")
     if options.kv_dtype not in KV_DTYPES:
         raise InvalidInputError(f"kv dtype is {options.kv_dtype!r}; give one of {', '.join(KV_DTYPES)}")
     for window in options.windows:
-        if window is not None and window < 1:
+        if window is not None and check_integer("attention window", window) < 1:
             raise InvalidInputError(f"attention window is {window} tokens; give at least 1, or full")
 
 

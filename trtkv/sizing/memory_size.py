@@ -6,6 +6,7 @@ import re
 from fractions import Fraction
 from typing import Final
 
+from trtkv.checks import check_type
 from trtkv.errors import InvalidInputError
 
 UNITS: Final = {
@@ -30,6 +31,7 @@ def parse_memory_size(text: str, name: str = "memory") -> int:
 
     Raises InvalidInputError without a unit (0 needs none), for an unknown unit, and for anything but a number.
     """
+    check_type(name, text, str)
     match = _AMOUNT.fullmatch(text.strip())
     if match is None:
         raise InvalidInputError(f"{name} is {text!r}; give a number and a unit, such as 40GiB")

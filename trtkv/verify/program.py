@@ -50,13 +50,15 @@ class Program(NamedTuple):
 
 
 def read_program(path: Path) -> Program:
-    """Read and check a whole file. Raises TraceFormatError with file, line and reason."""
+    """Read and check a whole file. Raises TraceFormatError with file, line and reason; a header alone is no program."""
     rows = _read_rows(path)
     line, header = next(rows, (1, None))
     if header is None:
         raise _refuse(path, 1, "the file is empty; the first line must be the header")
     _check_format(path, line, header)
     ops = [_read_op(path, line, row) for line, row in rows]
+    if not ops:
+        raise _refuse(path, line, "the header is all there is; without operations nothing is verified: record it anew")
     return Program(path, header["group"], header["seed"], header["config"], ops)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from trtkv.checks import check_integer
 from trtkv.common import MAX_INT32, ceil_div
 from trtkv.errors import InvalidInputError, TraceFormatError
 from trtkv.replay.rows import RowFaultError
@@ -103,7 +104,7 @@ class BlockNames:
 
 def checked_block_size(block_size: int) -> int:
     """A block size given by the user. Raises InvalidInputError unless it is positive and fits 32 bits."""
-    if not 1 <= block_size <= MAX_INT32:
+    if not 1 <= check_integer("block size", block_size) <= MAX_INT32:
         raise InvalidInputError(f"block size is {block_size}; give the tokens per hash id, at least 1")
     return block_size
 

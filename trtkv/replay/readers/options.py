@@ -35,4 +35,7 @@ class Rows(Protocol):
         """Each row through ``convert``; rows refused by RowFaultError raise TraceFormatError or go to ``faults``."""
 
     def first(self, usable: Callable[[Row], Record]) -> Record | None:
-        """``usable`` of the first row that it does not refuse; no row is used up. None without rows."""
+        """``usable`` of the first row that it does not refuse; no row is used up. None without rows.
+
+        Raises TraceFormatError if the first row is refused or, in lenient reading, all rows are.
+        """
