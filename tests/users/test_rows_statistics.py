@@ -12,8 +12,9 @@ from tests.replay.explained import explained, rows, trace_of
 from tests.replay.trace_builders import token_request
 from tests.users.serving import admit, compute, serve
 from trtkv.block_listener import RemovalReason
-from trtkv.common import PRIMARY_LEVEL, SECONDARY_LEVEL
+from trtkv.common import SECONDARY_LEVEL
 from trtkv.errors import InvalidInputError, TraceFormatError
+from trtkv.eviction_policy import get_cache_level
 from trtkv.kv_cache_block import KVCacheBlock
 from trtkv.replay.readers.options import ReadOptions
 from trtkv.replay.readers.registry import read_requests
@@ -116,17 +117,15 @@ def test_row_51_the_ids_of_the_next_turn_decide_what_generated_text_becomes(tmp_
 
 def test_row_52_what_the_host_tier_did_can_be_read() -> None:
     """Asked for: hits by tier, what the host lost before it was used again, what can be evicted, all by iteration."""
-    level: dict[int, int] = {}
     lost: list[tuple[int, RemovalReason]] = []
 
     class Listener:
         def on_allocation(self, request_id: int, window_size: int) -> None: ...
 
         def on_removed(self, block: KVCacheBlock, window_size: int, reason: RemovalReason) -> None:
-            lost.append((level.get(block.block_id, PRIMARY_LEVEL), reason))
+            lost.append((get_cache_level(block), reason))
 
-        def on_moved(self, block: KVCacheBlock, window_size: int, new_level: int) -> None:
-            level[block.block_id] = new_level
+        def on_moved(self, block: KVCacheBlock, window_size: int, level: int) -> None: ...
 
     manager = make_kv_cache_manager(5, 3, secondary_offload_min_priority=0, block_listener=Listener())
     count = manager.block_manager.count_evictable_blocks

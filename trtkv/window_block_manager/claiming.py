@@ -127,6 +127,8 @@ class BlockClaimer:
             raise
 
     def _swap_out(self, block: KVCacheBlock, offload_block: KVCacheBlock) -> None:
+        if offload_block._lookup_node is not None and not self._settings.compatibility:
+            self.remove_from_tree(offload_block)  # while it is still where it was
         block.swap_memory_pool_block_offset(offload_block)
         if self._listener is not None:
             self._listener.on_moved(block, self._settings.window_size, SECONDARY_LEVEL)
@@ -204,8 +206,6 @@ class BlockClaimer:
         if is_free:
             self._policy.claim_block(block, duration_ms=self._policy.get_duration_ms(block))
         self._swap_out(block, offload_block)
-        if offload_block._lookup_node is not None and not self._settings.compatibility:
-            self.remove_from_tree(offload_block)
         self._policy.release_block(offload_block)
         if is_free:
             self._policy.release_block(block)
