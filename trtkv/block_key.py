@@ -10,6 +10,7 @@ One builder serves admission, probes, storing and events.
 from __future__ import annotations
 
 import itertools
+import operator
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -45,10 +46,11 @@ ConstrainedKey: TypeAlias = "tuple[bytes, bytes | None, int | None, str | None, 
 """Token bytes, extra-id bytes (None: not used), LoRA id, salt, multimodal keys."""
 
 PackedKey: TypeAlias = "bytes | range | int | ConstrainedKey"
-"""Tokens, consecutive tokens, a digest (see ``digest_keys``), or tokens under constraints."""
+"""Tokens, consecutive tokens, a digest (see ``digest_tokens``), or tokens under constraints."""
 
-_LENGTH_BITS: Final = 20
-"""Low bits of a digest that count its tokens."""
+_DIGEST_BYTES: Final = 16
+_DIGEST_BITS: Final = 8 * _DIGEST_BYTES
+"""Bits of a digest; those above them count its tokens, which may be any number."""
 
 EMPTY_KEY: Final = b""
 
@@ -70,14 +72,14 @@ def num_key_tokens(key: PackedKey) -> int:
     if key.__class__ is bytes:
         return len(key) >> 2
     if isinstance(key, int):
-        return key & (1 << _LENGTH_BITS) - 1
+        return key >> _DIGEST_BITS
     return len(key[0]) >> 2 if isinstance(key, tuple) else len(key)
 
 
 def describe_key(key: PackedKey) -> str:
     """A key for a reader: its tokens, or the beginning of its digest."""
     if isinstance(key, int):
-        return f"digest {key >> _LENGTH_BITS:032x}"[:15]
+        return f"digest {key & (1 << _DIGEST_BITS) - 1:032x}"[:15] if key else "a digest"
     return " ".join(map(str, array("i", token_bytes(key))))
 
 
@@ -506,7 +508,10 @@ def convert_keys(keys: list[PackedKey], tokens_per_block: int, key_form: KeyForm
     if key_form is KeyForm.RUNS:
         return _fold_each(keys, tokens_per_block)
     if key_form is KeyForm.DIGESTS:
-        return [_digest_key(key) if num_key_tokens(key) == tokens_per_block else key for key in keys]
+        return [
+            _digest_key(key) if not isinstance(key, int) and num_key_tokens(key) == tokens_per_block else key
+            for key in keys
+        ]
     return keys
 
 
@@ -515,18 +520,39 @@ def digest_tokens(data: bytes, tokens_per_block: int) -> list[PackedKey]:
     width = tokens_per_block * 4
     view = memoryview(data)
     from_bytes = int.from_bytes
+    length = tokens_per_block << _DIGEST_BITS
     return [
-        from_bytes(sha256(view[start : start + width]).digest()[:16], "big") << _LENGTH_BITS | tokens_per_block
+        length | from_bytes(sha256(view[start : start + width]).digest()[:_DIGEST_BYTES], "big")
         for start in range(0, len(data), width)
     ]
 
 
 def _digest_key(key: PackedKey) -> int:
-    """128 bits of the SHA-256 of the tokens and whatever constrains them, above the number of tokens."""
+    """128 bits of the SHA-256 of the tokens and whatever constrains them, below the number of tokens."""
     data = token_bytes(key)
     if isinstance(key, tuple):
-        data += repr(tuple(key[1:])).encode()
-    return int.from_bytes(sha256(data).digest()[:16], "big") << _LENGTH_BITS | num_key_tokens(key)
+        data += repr(_plain_constraints(key)).encode()
+    digest = int.from_bytes(sha256(data).digest()[:_DIGEST_BYTES], "big")
+    return num_key_tokens(key) << _DIGEST_BITS | digest
+
+
+def _plain_constraints(key: ConstrainedKey) -> tuple[object, ...]:
+    """The constraints of a key as plain numbers and texts, so that equal ones (1, NumPy's 1) are written alike."""
+    _, extra_ids, lora_task_id, cache_salt, extra_keys = key
+    images = [(item.hash, _plain_int("offset", item.start_offset), _plain_text(item.uuid)) for item in extra_keys]
+    lora = None if lora_task_id is None else _plain_int("LoRA id", lora_task_id)
+    return extra_ids, lora, _plain_text(cache_salt), images
+
+
+def _plain_int(name: str, value: int) -> int:
+    try:
+        return int(operator.index(value))
+    except TypeError as error:
+        raise InvalidInputError(f"{name} {value!r} is no integer, so no digest can be made of it") from error
+
+
+def _plain_text(text: str | None) -> str | None:
+    return None if text is None else str.__str__(text)
 
 
 def _fold_each(keys: Sequence[PackedKey], tokens_per_block: int) -> list[PackedKey]:

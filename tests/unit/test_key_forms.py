@@ -8,6 +8,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.builders import TOKENS_PER_BLOCK, add, finish_prompt, make_kv_cache_manager, make_request
@@ -16,6 +17,7 @@ from trtkv.block_key import (
     BlockKey,
     MmKey,
     PackedKey,
+    build_block_keys,
     convert_keys,
     describe_key,
     digest_tokens,
@@ -79,7 +81,7 @@ def make_key(tokens: tuple[int, ...], **constraints: Any) -> PackedKey:
 
 def test_digest_is_that_of_the_tokens() -> None:
     data = to_bytes(1, 2, 3, 4, 5, 6)
-    expected = [int.from_bytes(sha256(part).digest()[:16], "big") << 20 | 3 for part in (data[:12], data[12:])]
+    expected = [3 << 128 | int.from_bytes(sha256(part).digest()[:16], "big") for part in (data[:12], data[12:])]
     assert digest_tokens(data, 3) == expected
     assert convert_keys([data[:12], data[12:], data[:8]], 3, KeyForm.DIGESTS) == [*expected, data[:8]]
     assert digest_tokens(b"", 3) == []
@@ -107,6 +109,54 @@ def test_digests_differ_where_anything_differs() -> None:
     assert convert_keys(keys, 3, KeyForm.DIGESTS) == digests
 
 
+@pytest.mark.parametrize("number", [np.int64, bool])
+def test_digests_of_equal_constraints_are_equal(number: Callable[[int], int]) -> None:
+    class Name(str):
+        __slots__ = ()
+
+        def __repr__(self) -> str:
+            return "a name"
+
+    plain = make_key((1, 2, 3), lora_task_id=1, cache_salt="a", extra_keys=(MmKey(bytes(32), 1, "b"),))
+    image = MmKey(bytes(32), number(1), Name("b"))
+    other = make_key((1, 2, 3), lora_task_id=number(1), cache_salt=Name("a"), extra_keys=(image,))
+    assert plain == other
+    assert len(set(convert_keys([plain, other], 3, KeyForm.DIGESTS))) == 1
+
+
+def test_digest_of_a_fractional_adapter_is_refused() -> None:
+    key = make_key((1, 2, 3), lora_task_id=1.5)
+    with pytest.raises(InvalidInputError, match=r"LoRA id 1\.5 is no integer"):
+        convert_keys([key], 3, KeyForm.DIGESTS)
+
+
+@pytest.mark.parametrize("tokens_per_block", [1, 2**20 - 1, 2**20, 2**20 + 5])
+def test_digests_of_blocks_of_any_size(tokens_per_block: int) -> None:
+    length = 2 * tokens_per_block + 1
+    manager = make_kv_cache_manager(
+        6, tokens_per_block=tokens_per_block, max_sequence_length=length, window=length, enable_partial_reuse=False
+    )
+    tokens = array("i", [7]) * length
+    for request_id, found in ((1, 0), (2, length - 1)):
+        request = LlmRequest(request_id, tokens, key_form=KeyForm.DIGESTS)
+        serve_one(manager, request)
+        assert request.prepopulated_prompt_len == found
+        check_invariants(manager)
+
+
+def test_blocks_are_found_by_the_digests_they_have() -> None:
+    manager = make_kv_cache_manager(enable_partial_reuse=False)
+    request = make_request(1, 13, key_form=KeyForm.DIGESTS)
+    serve_one(manager, request)
+    keys = build_block_keys(request, TOKENS_PER_BLOCK, 12, False)
+    found = manager.find_blocks_in_reuse_tree_by_block_keys(keys, 64)
+    assert found is not None
+    assert found.block_key == keys[-1]
+    first = manager.find_blocks_in_reuse_tree_by_block_key(keys[0], 64)
+    assert first is not None
+    assert first.block_key == keys[0]
+
+
 def test_digest_tells_its_length_and_nothing_else() -> None:
     digest, other = convert_keys([to_bytes(1, 2, 3), to_bytes(1, 2, 4)], 3, KeyForm.DIGESTS)
     assert num_key_tokens(digest) == 3
@@ -128,7 +178,7 @@ def test_blocks_of_digests_have_no_hashes_and_can_be_drawn() -> None:
     manager.store_context_blocks(finish_prompt(request))
     blocks = [b for b in manager.block_manager.window_block_managers[64].block_objects() if b.lookup_node is not None]
     for block in blocks:
-        with pytest.raises(InvalidInputError, match="does not tell its tokens"):
+        with pytest.raises(InvalidInputError, match=r"^a digest does not tell its tokens"):
             _ = block.hash
     assert len(blocks) == 3
     assert "digest " in draw(manager)

@@ -284,6 +284,8 @@ class WindowBlockManager:
 
     def find_blocks_in_reuse_tree_by_block_key(self, block_key: PackedKey) -> KVCacheBlock | None:
         """The block at the end of a long key, cut into blocks; constraints are repeated on each. Changes nothing."""
+        if isinstance(block_key, int):  # a digest is that of one block
+            return self.find_blocks_in_reuse_tree_by_block_keys([block_key])
         tokens_per_block = self.settings.tokens_per_block
         tokens = token_bytes(block_key)
         width = 4 * tokens_per_block
