@@ -134,27 +134,37 @@ def test_digest_of_a_fractional_adapter_is_refused() -> None:
 def test_digests_of_blocks_of_any_size(tokens_per_block: int) -> None:
     length = 2 * tokens_per_block + 1
     manager = make_kv_cache_manager(
-        6, tokens_per_block=tokens_per_block, max_sequence_length=length, window=length, enable_partial_reuse=False
+        6,
+        tokens_per_block=tokens_per_block,
+        max_sequence_length=length,
+        window=length,
+        enable_partial_reuse=False,
+        key_form=KeyForm.DIGESTS,
     )
     tokens = array("i", [7]) * length
     for request_id, found in ((1, 0), (2, length - 1)):
-        request = LlmRequest(request_id, tokens, key_form=KeyForm.DIGESTS)
+        request = LlmRequest(request_id, tokens)
         serve_one(manager, request)
         assert request.prepopulated_prompt_len == found
         check_invariants(manager)
 
 
 def test_blocks_are_found_by_the_digests_they_have() -> None:
-    manager = make_kv_cache_manager(enable_partial_reuse=False)
-    request = make_request(1, 13, key_form=KeyForm.DIGESTS)
+    manager = make_kv_cache_manager(enable_partial_reuse=False, key_form=KeyForm.DIGESTS)
+    request = make_request(1, 13)
     serve_one(manager, request)
-    keys = build_block_keys(request, TOKENS_PER_BLOCK, 12, False)
+    keys = build_block_keys(request, TOKENS_PER_BLOCK, 12, False, KeyForm.DIGESTS)
     found = manager.find_blocks_in_reuse_tree_by_block_keys(keys, 64)
     assert found is not None
     assert found.block_key == keys[-1]
     first = manager.find_blocks_in_reuse_tree_by_block_key(keys[0], 64)
     assert first is not None
     assert first.block_key == keys[0]
+
+
+def serve_one(manager: KVCacheManager, request: LlmRequest) -> None:
+    manager.store_context_blocks(finish_prompt(add(manager, request)))
+    manager.remove_sequence(request.request_id, request)
 
 
 def test_digest_tells_its_length_and_nothing_else() -> None:
