@@ -191,7 +191,8 @@ class BlockManager:
         """Make all block objects now instead of at their first use."""
         for manager in self.window_block_managers.values():
             manager.eviction_policy.make_all_blocks()
-        gc.collect()  # now and not during the first requests, since the number of objects has grown
+        if gc.isenabled():
+            gc.collect()  # now and not during the first requests, since the number of objects has grown
 
     # -- windows, layers, pools ---------------------------------------------------------------------
 

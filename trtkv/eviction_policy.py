@@ -126,11 +126,14 @@ class FreshBlocks:
         return self.blocks[index]
 
     def _make_up_to(self, count: int) -> None:
-        num_made = len(self.blocks)
-        if count > num_made:
-            make_block = self._make_block
-            ids = self.ids[num_made : max(count, num_made + _MADE_TOGETHER)]
-            self.blocks += self._old_generation.fill(lambda: [make_block(block_id, self) for block_id in ids])
+        if count > len(self.blocks):
+            self.blocks += self._old_generation.fill(lambda: self._make_next(count))
+
+    def _make_next(self, count: int) -> list[KVCacheBlock]:
+        """The blocks behind those made so far, up to a number of blocks at least."""
+        num_made = len(self.blocks)  # counted here, as a finalizer that just ran may have asked for blocks too
+        make_block = self._make_block
+        return [make_block(block_id, self) for block_id in self.ids[num_made : max(count, num_made + _MADE_TOGETHER)]]
 
     def make_all(self) -> None:
         """Make every block object now."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.builders import make_kv_cache_manager
 from trtkv.old_generation import OldGeneration
 
 pytestmark = pytest.mark.pure
@@ -121,3 +122,77 @@ more = old.fill(lambda: [[] for _ in range(10)])
 assert any(entry is more[0] for entry in gc.get_objects(0)), "does not look again"
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_garbage_among_old_objects_does_not_pile_up() -> None:
+    program = """
+import gc
+from trtkv.old_generation import OldGeneration
+
+class Thing:
+    num_alive = 0
+    def __init__(self):
+        self.itself = self
+        Thing.num_alive += 1
+    def __del__(self):
+        Thing.num_alive -= 1
+
+gc.collect()
+most = 0
+for _ in range(80):
+    OldGeneration().fill(lambda: [Thing() for _ in range(10_000)])
+    most = max(most, Thing.num_alive)
+assert most < 300_000, most
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_pools_that_are_given_up_do_not_pile_up() -> None:
+    program = """
+import weakref
+from tests.builders import make_kv_cache_manager
+
+managers = []
+most = 0
+for _ in range(40):
+    manager = make_kv_cache_manager(20_000)
+    manager.block_manager.get_block_by_id(19_999, 64)
+    managers.append(weakref.ref(manager))
+    most = max(most, sum(manager() is not None for manager in managers))
+assert most < 20, most
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_finalizer_may_ask_for_blocks_while_others_are_about_to_be_made() -> None:
+    manager = make_kv_cache_manager(3000)
+
+    class Curious:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            manager.get_priority_by_block_id(1500, 64)
+
+    gc.collect()
+    Curious()
+    assert manager.block_manager.get_block_by_id(0, 64).block_id == 0
+    blocks = manager.block_manager.window_block_managers[64].block_objects()
+    assert [block.block_id for block in blocks] == list(range(len(blocks)))
+    assert len(blocks) > 1500
+
+
+def test_preallocation_leaves_a_collector_that_is_off_alone() -> None:
+    runs: list[str] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        runs.append(phase)
+
+    gc.callbacks.append(note)
+    gc.disable()
+    try:
+        make_kv_cache_manager(preallocate_blocks=True)
+    finally:
+        gc.enable()
+        gc.callbacks.remove(note)
+    assert runs == []
