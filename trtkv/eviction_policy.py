@@ -139,6 +139,10 @@ class FreshBlocks:
         """Make every block object now."""
         self._make_up_to(len(self.ids))
 
+    def make(self, count: int) -> None:
+        """Make the objects of the next ones."""
+        self._make_up_to(self._num_taken + count)
+
     def peek(self) -> KVCacheBlock:
         """The next one."""
         return self.get_block(self._num_taken)
@@ -291,10 +295,12 @@ class LRUEvictionPolicy:
 
         A hot loop, for admission. Only after ``can_take_default_blocks``.
         """
+        fresh, front = self._fresh[PRIMARY_LEVEL], self._front_queues[PRIMARY_LEVEL]
+        num_fresh = min(max(0, count - front.size), len(fresh))
+        fresh.make(num_fresh)  # before anything is changed, as memory may run out
         self._num_free[PRIMARY_LEVEL] -= count
-        fresh = self._fresh[PRIMARY_LEVEL]
-        taken = self._front_queues[PRIMARY_LEVEL].take(count)
-        taken += fresh.take(min(count - len(taken), len(fresh)))
+        taken = front.take(count)
+        taken += fresh.take(num_fresh)
         taken += self._default_queues[PRIMARY_LEVEL].take(count - len(taken))
         if self._durations:
             for block in taken:

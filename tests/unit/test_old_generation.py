@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.builders import make_kv_cache_manager
+from tests.builders import add, make_kv_cache_manager, make_request
+from trtkv.invariants import check_invariants
 from trtkv.old_generation import OldGeneration
 
 pytestmark = pytest.mark.pure
@@ -196,3 +197,18 @@ def test_preallocation_leaves_a_collector_that_is_off_alone() -> None:
         gc.enable()
         gc.callbacks.remove(note)
     assert runs == []
+
+
+def test_admission_that_runs_out_of_memory_loses_no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = make_kv_cache_manager(3000)
+
+    def fail(_: OldGeneration, make: object) -> list[object]:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OldGeneration, "fill", fail)
+        with pytest.raises(MemoryError):
+            add(manager, make_request(1, 60))
+    check_invariants(manager)
+    add(manager, make_request(1, 60))
+    check_invariants(manager)
