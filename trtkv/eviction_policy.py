@@ -127,7 +127,8 @@ class FreshBlocks:
 
     def _make_up_to(self, count: int) -> None:
         if count > len(self.blocks):
-            self.blocks += self._old_generation.fill(lambda: self._make_next(count))
+            num_more = max(count - len(self.blocks), _MADE_TOGETHER)
+            self.blocks += self._old_generation.fill(num_more, lambda: self._make_next(count))
 
     def _make_next(self, count: int) -> list[KVCacheBlock]:
         """The blocks behind those made so far, up to a number of blocks at least."""

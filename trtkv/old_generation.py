@@ -4,61 +4,57 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import ClassVar, Final, TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-_FEWEST_MADE: Final = 100_000
-"""Objects made between two full collections, at least."""
+_FEW: Final = 16_384
+"""So many objects of one owner are made in the usual way."""
+_GROWTH: Final = 8
+"""By what factor the objects of one owner grow between two full collections."""
 
 
 class OldGeneration:
-    """Takes in objects that will live as long as the process, past the collector's young generations.
+    """Takes in the objects of one owner that live as long as it does, past the collector's young generations.
 
     The collector looks at every new object once per young generation, and at all objects again whenever their number
-    has grown by a quarter. For hundreds of thousands of blocks, none of which is ever garbage, that costs several times
-    what making them costs. Nothing is hidden from it: full collections look at these objects as at all others.
-
-    The collector does not count what comes here, and starts counting anew each time, so it would never find the blocks
-    of caches that are given up one after the other. A full collection is therefore made here whenever as many objects
-    were made as were alive after the last one.
+    has grown by a quarter. For hundreds of thousands of blocks, none of which is garbage before all are, that costs
+    several times what making them costs. Nothing is hidden from it: full collections look at these objects as at all
+    others. But it does not count what comes here, and starts counting anew each time, so full collections are made
+    here too: when the objects stop being few, which frees those of owners that were given up, and with their growth.
     """
 
-    __slots__ = ("_is_usable",)
-
-    _num_made: ClassVar[int] = 0  # by all of this class, since its last full collection
-    _num_alive: ClassVar[int] = 0  # after that collection
+    __slots__ = ("_is_usable", "_num_made", "_num_made_at_next")
 
     def __init__(self) -> None:
         self._is_usable = True
+        self._num_made = 0
+        self._num_made_at_next = _FEW
 
-    def fill(self, make: Callable[[], list[T]]) -> list[T]:
-        """What ``make`` returns; it and all it made are in the oldest generation afterwards.
+    def fill(self, count: int, make: Callable[[], list[T]]) -> list[T]:
+        """What ``make`` returns, about ``count`` objects; unless they are few, all it made are old afterwards.
 
         So is everything else that is alive, for the collector has no way to move single objects; what was garbage in
         the young generations is collected first. Where the collector is off, or somebody uses ``gc.freeze()``, which
         moving objects would undo, ``make`` is called and nothing else happens.
         """
-        if not gc.isenabled() or not self._is_usable:
+        self._num_made += count
+        if not gc.isenabled():
             return make()
-        self._collect()
+        is_moved = self._num_made > _FEW and self._is_usable
+        if is_moved and self._num_made > self._num_made_at_next:
+            self._num_made_at_next = _GROWTH * self._num_made
+            gc.collect()
+        elif is_moved:
+            gc.collect(1)
+        gc.disable()  # for few objects too: a finalizer must not ask for some while they are made
         try:
-            gc.disable()
             made = make()
-            self._is_usable = gc.get_freeze_count() == 0  # not asked again: counting walks all frozen objects
-            if self._is_usable:
-                OldGeneration._num_made += len(made)
-                gc.freeze()
-                gc.unfreeze()
+            if is_moved:
+                self._is_usable = gc.get_freeze_count() == 0  # not asked again: counting walks all frozen objects
+                if self._is_usable:
+                    gc.freeze()
+                    gc.unfreeze()
         finally:
             gc.enable()
         return made
-
-    @staticmethod
-    def _collect() -> None:
-        if OldGeneration._num_made < max(_FEWEST_MADE, OldGeneration._num_alive):
-            gc.collect(1)
-            return
-        gc.collect()
-        OldGeneration._num_made = 0
-        OldGeneration._num_alive = len(gc.get_objects(2))
