@@ -85,7 +85,7 @@ class BlockClaimer:
                     self.remove_from_tree(block)
                 else:
                     block.detach_from_lookup_node()
-            elif not block.has_tokens:
+            elif not block.key or not block.has_tokens:
                 counters.alloc_new += 1
         return blocks
 

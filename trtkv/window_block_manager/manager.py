@@ -77,6 +77,7 @@ class WindowBlockManager:
     ) -> None:
         self.settings = settings
         self._listener = listener
+        self._block_class = HashMapOrderedBlock if tree.hash_map_order else KVCacheBlock
         self.pools = WindowPools(
             settings, managed_layers, num_kv_heads_per_layer, size_per_head, dtype, indexer_k_cache
         )
@@ -159,9 +160,7 @@ class WindowBlockManager:
             index = make_index(block_id - settings.num_primary_blocks, is_secondary=True)
         if settings.channel:
             return ChannelBlock(block_id, index, settings.channel, fresh)
-        if self.matcher.tree.hash_map_order:
-            return HashMapOrderedBlock(block_id, index, fresh)
-        return KVCacheBlock(block_id, index, fresh)
+        return self._block_class(block_id, index, fresh)
 
     def get_block_by_id(self, block_id: BlockId) -> KVCacheBlock:
         """The block of an id; placeholders of the recurrent window have ids below -1."""
