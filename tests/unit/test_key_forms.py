@@ -109,6 +109,7 @@ def test_digests_differ_where_anything_differs() -> None:
     assert convert_keys(keys, 3, KeyForm.DIGESTS) == digests
 
 
+@pytest.mark.pure  # compiled code takes no other types than those declared
 @pytest.mark.parametrize("number", [np.int64, bool])
 def test_digests_of_equal_constraints_are_equal(number: Callable[[int], int]) -> None:
     class Name(str):
@@ -124,6 +125,7 @@ def test_digests_of_equal_constraints_are_equal(number: Callable[[int], int]) ->
     assert len(set(convert_keys([plain, other], 3, KeyForm.DIGESTS))) == 1
 
 
+@pytest.mark.pure
 def test_digest_of_a_fractional_adapter_is_refused() -> None:
     key = make_key((1, 2, 3), lora_task_id=1.5)
     with pytest.raises(InvalidInputError, match=r"LoRA id 1\.5 is no integer"):
