@@ -185,6 +185,7 @@ class Bench:
             "live": arguments.live,
             "operations": arguments.operations,
             "collect_garbage": not arguments.no_gc,
+            "freeze": arguments.freeze,
             **setting,
         }
         if subject in _SLOW_REQUESTS and "requests" in spec:
@@ -339,6 +340,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--systems", nargs="*", default=[], help="systems beside this one; default: all")
     parser.add_argument("--only", nargs="*", default=[], help="groups to run; default: all")
     parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
+    parser.add_argument("--freeze", action="store_true", help="gc.freeze() before the first request, for all systems")
     parser.add_argument("--no-gc", action="store_true", help="switch Python's cycle collector off, for all systems")
     for system in ("vllm", "sglang", "nano"):
         parser.add_argument(

@@ -48,6 +48,8 @@ class Spec(NamedTuple):
     operations: int = 30
     clock: str = "cpu"
     collect_garbage: bool = True
+    freeze: bool = False
+    """Whether what exists before the first request is taken out of the collector's sight, as some servers do."""
 
     @property
     def pool(self) -> Pool:
@@ -72,10 +74,11 @@ MakeSystem = Callable[[Pool], System]
 Clock = Callable[[], float]
 
 
-def _settle() -> None:
-    """Take what exists now out of the collector's sight, as a server does after start-up."""
+def _settle(spec: Spec) -> None:
+    """Leave nothing to the collector that was there before the first request."""
     gc.collect()
-    gc.freeze()
+    if spec.freeze:
+        gc.freeze()
 
 
 class _Split:
@@ -95,7 +98,7 @@ def trace(spec: Spec, make: MakeSystem, clock: Clock) -> Answer:
     live: deque[Any] = deque()
     split = _Split()
     found = prompt_tokens = decoded = 0
-    _settle()
+    _settle(spec)
     for first in range(0, len(rows), _BATCH):
         batch = [
             (first + offset, system.prepare(row.prompt()), generated(first + offset, row.output_length))
@@ -143,10 +146,10 @@ def _add_and_free(system: System, request_id: int, prompt: Any, clock: Clock, sp
     return end - start, found
 
 
-def _operations(system: System, prompts: Any, clock: Clock, count: int) -> tuple[Answer, list[int]]:
-    """Median and mean split of ``count`` times adding and freeing a prompt."""
-    split, seconds, found = _Split(), [], []
-    _settle()
+def _operations(system: System, prompts: Any, clock: Clock, spec: Spec) -> tuple[Answer, list[int]]:
+    """Median and mean split of ``spec.operations`` times adding and freeing a prompt."""
+    split, seconds, found, count = _Split(), [], [], spec.operations
+    _settle(spec)
     for number in range(count):
         prompt = system.prepare(prompts(number))
         elapsed, num_found = _add_and_free(system, 1_000 + number, prompt, clock, split)
@@ -161,7 +164,7 @@ def cached_prompt(spec: Spec, make: MakeSystem, clock: Clock) -> Answer:
     tokens = unique(1, spec.size)
     for request_id in range(3):
         _add_and_free(system, request_id, system.prepare(tokens), clock, _Split())
-    answer, found = _operations(system, lambda number: tokens, clock, spec.operations)
+    answer, found = _operations(system, lambda number: tokens, clock, spec)
     if min(found) < spec.size - spec.tokens_per_block:
         raise SystemExit(f"only {min(found)} of {spec.size} cached tokens were found")
     return answer
@@ -170,7 +173,7 @@ def cached_prompt(spec: Spec, make: MakeSystem, clock: Clock) -> Answer:
 def new_prompt(spec: Spec, make: MakeSystem, clock: Clock) -> Answer:
     """A prompt of ``size`` tokens of which nothing is in the cache: add, store and free."""
     system = make(spec.pool)
-    answer, found = _operations(system, lambda number: unique(number + 1, spec.size), clock, spec.operations)
+    answer, found = _operations(system, lambda number: unique(number + 1, spec.size), clock, spec)
     if any(found):
         raise SystemExit("a new prompt was found in the cache")
     return answer
@@ -182,7 +185,7 @@ def decode_step(spec: Spec, make: MakeSystem, clock: Clock) -> Answer:
     handles = [system.add(number, system.prepare(unique(number, 1000)))[0] for number in range(spec.size)]
     for handle in handles:
         system.store(handle)
-    _settle()
+    _settle(spec)
     seconds = []
     for step in range(8 * spec.tokens_per_block):
         tokens = generated(step, spec.size)
@@ -201,7 +204,7 @@ def tree_size(spec: Spec, make: MakeSystem, clock: Clock) -> Answer:
         _add_and_free(system, number, system.prepare(unique(number + 2, length)), clock, _Split())
     tokens = unique(1, length)
     _add_and_free(system, 0, system.prepare(tokens), clock, _Split())
-    return _operations(system, lambda number: tokens, clock, spec.operations)[0]
+    return _operations(system, lambda number: tokens, clock, spec)[0]
 
 
 def siblings(spec: Spec, make: MakeSystem, clock: Clock) -> Answer:
@@ -227,7 +230,7 @@ def _siblings(spec: Spec, make: MakeSystem, clock: Clock, first_token: int | Non
     for number in range(spec.size):  # two blocks each: a lone one would be taken over by the next prompt
         _add_and_free(system, number, system.prepare(prompt(number, 2 * width + 1)), clock, _Split())
     first = 2 * spec.size + 1
-    return _operations(system, lambda number: prompt(first + number, 4 * width), clock, spec.operations)[0]
+    return _operations(system, lambda number: prompt(first + number, 4 * width), clock, spec)[0]
 
 
 def memory(spec: Spec, make: MakeSystem, clock: Clock) -> Answer:
