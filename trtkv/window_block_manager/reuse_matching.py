@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from trtkv.block_key import PackedKey, hash_block_key, num_key_tokens
 from trtkv.common import MAX_INT32
-from trtkv.kv_cache_block import KVCacheBlock
+from trtkv.kv_cache_block import HashMapOrderedBlock, KVCacheBlock
 from trtkv.kv_cache_event_manager import describe_stored_block
 from trtkv.kv_cache_events import KVCacheStoredData
 from trtkv.radix_block_tree import LookupNodePtr, UnifiedBlockTree
@@ -73,14 +73,19 @@ class ReuseMatcher:
         result = ReuseMatches()
         blocks = result.blocks
         append = blocks.append
+        block_class = HashMapOrderedBlock if self.tree.hash_map_order else KVCacheBlock
         node: LookupNodePtr = self.tree.root
         missing: PackedKey | None = None
         for key in keys:
-            children = node.children
-            if children.__class__ is ChildMap:
-                child = children.get(key)
-            else:
-                child = children if children is not None and children.key == key else None
+            child = node.children
+            if child.__class__ is block_class and child.key == key:  # by far the most: a cached block is its own node
+                append(child)
+                node = child
+                continue
+            if child.__class__ is ChildMap:
+                child = child.get(key)
+            elif child is not None and child.key != key:
+                child = None
             if child is None:
                 missing = key
                 break
