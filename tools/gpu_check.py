@@ -359,7 +359,7 @@ def measure_tables(floor: float) -> Iterator[Timing]:
         runs = torch.tensor([[0, row, 0, row * length] for row in range(growing)], dtype=torch.int32, device="cuda")
         slots = torch.arange(growing * length, dtype=torch.int32, device="cuda")
         name = f"offsets: {growing} rows x {length} blocks"
-        yield Timing(name, measure(lambda: scatter_block_offsets(table, runs, slots, rules, length)), floor)  # noqa: B023
+        yield Timing(name, measure(lambda: scatter_block_offsets(table, runs, slots, rules, length)), floor)  # noqa: B023 - called at once
     lens = torch.full((rows,), width * 32, dtype=torch.int32, device="cuda")
     out = create_page_table(rows, width, "cuda")
     yield Timing("page table: 256 rows", measure(lambda: build_page_table(out, table[0, :, 0], lens, 32)), floor)
@@ -380,8 +380,8 @@ def measure_copies() -> Iterator[Timing]:
     for num_jobs, num_tokens in ((1, tokens), (1, 7), (16, tokens), (16, 7), (128, tokens)):
         jobs = [CopyJob(i, 128 + i, num_tokens) for i in range(num_jobs)]
         moved = sum(layout.num_copied_bytes(job.num_tokens) for job in jobs)
-        copy = measure(lambda: copy_blocks(pool, pool, jobs, layout, layout, staging), 50)  # noqa: B023
-        plain = measure(lambda: pool[pool.numel() // 2 :][:moved].copy_(pool[:moved]), 50)  # noqa: B023
+        copy = measure(lambda: copy_blocks(pool, pool, jobs, layout, layout, staging), 50)  # noqa: B023 - called at once
+        plain = measure(lambda: pool[pool.numel() // 2 :][:moved].copy_(pool[:moved]), 50)  # noqa: B023 - called at once
         yield Timing(f"copy: {num_jobs} blocks, {num_tokens} tokens", copy, plain, 2 * moved / copy / 1000)
     block = layout.slot_stride
     host = torch.zeros(block, dtype=torch.uint8, pin_memory=True)
@@ -411,7 +411,7 @@ def why_not() -> str | None:
     if not torch.cuda.is_available():
         return "torch finds no CUDA device"
     try:
-        import cupy  # noqa: F401
+        import cupy  # noqa: F401 - only whether it can be
     except ImportError:
         return "CuPy is not installed (pip install cupy-cuda12x or cupy-cuda13x)"
     return None

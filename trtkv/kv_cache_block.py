@@ -263,7 +263,7 @@ class KVCacheBlock(Node[PackedKey, "KVCacheBlock"]):
         stand_in.children = self.children
         if self.children is not None:
             self.children.parent = stand_in
-        self.parent.replace_node(self, stand_in)  # type: ignore[union-attr]
+        self.parent.replace_node(self, stand_in)  # type: ignore[union-attr]  # checked above
         self.children = None
         return stand_in
 
@@ -281,7 +281,7 @@ class KVCacheBlock(Node[PackedKey, "KVCacheBlock"]):
         if node is other:
             node = other._leave_to_stand_in()
         other._lookup_node = None
-        node.try_set_value(self.channel, self, overwrite=True)  # type: ignore[union-attr]
+        node.try_set_value(self.channel, self, overwrite=True)  # type: ignore[union-attr]  # checked above
         self._lookup_node = node
 
     def detach_from_lookup_node(self) -> None:

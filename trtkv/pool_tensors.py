@@ -243,6 +243,6 @@ def _pointers(pools: Sequence[KVCacheBlockPool]) -> torch.Tensor:
 
 def _require_torch() -> None:
     try:
-        import torch  # noqa: F401
+        import torch  # noqa: F401 - only whether it can be
     except ImportError as error:
         raise MissingExtraError('pool memory needs PyTorch: pip install "trtkv[torch]"') from error

@@ -414,6 +414,7 @@ class BlockLoader:
                 window.num_stored = num_full
                 window.num_shared_moves = self._sequences.num_shared_moves
                 window.last_stored_key = claim.keys[num_full - 1]
+                # Matched, so it is in the tree.
                 window.last_node_key = claim.matched[num_full - 1]._lookup_node.key  # type: ignore[union-attr]
         for index in range(num_full, len(claim.matched)):
             self._place_claimed(claim, index, claim.matched[index], window)

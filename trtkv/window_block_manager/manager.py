@@ -294,6 +294,7 @@ class WindowBlockManager:
         _, extra_ids, lora_task_id, cache_salt, extra_keys = block_key
         extras: Sequence[bytes | None] = [None] * len(pieces)
         if extra_ids is not None:
+            # Pieces of bytes are bytes, which the type of the function cannot say.
             extras = chop_vector_into_blocks(extra_ids, len(extra_ids), 2 * width, True)  # type: ignore[assignment]
         keys: list[PackedKey] = [
             (bytes(piece), extra, lora_task_id, cache_salt, extra_keys)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtkv.common import PLACEHOLDER_LEVEL, PRIMARY_LEVEL, RequestId
-from trtkv.errors import OutOfBlocksError, UnknownIdError, check
+from trtkv.errors import LogicError, OutOfBlocksError, UnknownIdError, check
 from trtkv.eviction_policy import LRUEvictionPolicy
 from trtkv.generation_request import GenerationRequest, SequenceWindow
 from trtkv.kv_cache_block import KVCacheBlock, create_swa_placeholder
@@ -196,10 +196,10 @@ class RecurrentStates:
             behind = blocks[prev_index + 1 :]
             target = next((block for block in behind if not block.is_placeholder), behind[-1] if behind else None)
             if target is None:
-                check(False, f"request {sequence.request_id} has no block behind its state to copy to")
-            pair = (source._block_id, target._block_id)  # type: ignore[union-attr]
+                raise LogicError(f"request {sequence.request_id} has no block behind its state to copy to")
+            pair = (source._block_id, target._block_id)
             if pair not in done:
-                self._copy_state(source, target, sequence)  # type: ignore[arg-type]
+                self._copy_state(source, target, sequence)
                 done.add(pair)
         return bool(done)
 

@@ -265,6 +265,7 @@ class BlockStorer:
             window.num_shared_moves = self._sequences.num_shared_moves
             if num_full:
                 window.last_stored_key = keys[num_full - 1]
+                # Stored just now, so it is in the tree.
                 window.last_node_key = blocks[num_full - 1]._lookup_node.key  # type: ignore[union-attr]
         return True
 

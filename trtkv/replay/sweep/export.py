@@ -13,7 +13,7 @@ from trtkv.replay.sweep.columns import Row, column_names, column_values
 def check_parquet() -> None:
     """Raise MissingExtraError unless Parquet files can be written."""
     try:
-        import pyarrow.parquet  # noqa: F401
+        import pyarrow.parquet  # noqa: F401 - only whether it can be
     except ImportError as error:
         raise MissingExtraError('Parquet files need pyarrow: pip install "trtkv[parquet]"') from error
 
