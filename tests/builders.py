@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tests.fake_clock import FakeClock
-from trtkv.kv_cache_event_manager import KVCacheEventManager
-from trtkv.kv_cache_manager import KVCacheManager
-from trtkv.linear_attention import LinearAttentionMetadata
-from trtkv.llm_request import LlmRequest, LlmRequestState
+from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+from trtkv.manager.kv_cache_manager import KVCacheManager
+from trtkv.records.linear_attention import LinearAttentionMetadata
+from trtkv.records.llm_request import LlmRequest, LlmRequestState
 
 TOKENS_PER_BLOCK = 4
 WINDOW = 64

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fake_clock import FakeClock
-from trtkv import eviction_policy
+from trtkv.eviction import eviction_policy
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from trtkv.common import PRIMARY_LEVEL, SECONDARY_LEVEL, WindowSize
-from trtkv.kv_cache_events import (
+from trtkv.events.kv_cache_events import (
     KVCacheCreatedData,
     KVCacheEvent,
     KVCacheRemovedData,
     KVCacheStoredData,
     KVCacheUpdatedData,
 )
-from trtkv.kv_cache_manager import KVCacheManager
+from trtkv.manager.kv_cache_manager import KVCacheManager
 
 
 class EventMirror:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from trtkv.llm_request import LlmRequest, LlmRequestState
+from trtkv.records.llm_request import LlmRequest, LlmRequestState
 from trtkv.resource_manager import KVCacheResourceManager, ResourceManager, ResourceManagerType
 from trtkv.scheduler.capacity_scheduler import CapacityScheduler
 from trtkv.scheduler.micro_batch_scheduler import MicroBatchScheduler

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from trtkv.common import RECURRENT_STATES, WindowSize, ceil_div
-from trtkv.copy_engine import BlockCopy, RecordingCopyEngine
-from trtkv.kv_cache_block_pool import KVCacheBlockPool
-from trtkv.kv_cache_index import NULL_INDEX, get_slot, is_primary
-from trtkv.kv_cache_manager import KVCacheManager
-from trtkv.llm_request import LlmRequest
+from trtkv.manager.kv_cache_manager import KVCacheManager
+from trtkv.pools.kv_cache_block_pool import KVCacheBlockPool
+from trtkv.records.kv_cache_index import NULL_INDEX, get_slot, is_primary
+from trtkv.records.llm_request import LlmRequest
+from trtkv.transfers.copy_engine import BlockCopy, RecordingCopyEngine
 
 NOTHING = None
 Value = int | None

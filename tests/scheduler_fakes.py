@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trtkv.errors import InvalidInputError, UnknownIdError
-from trtkv.llm_request import LlmRequest, LlmRequestState
-from trtkv.window_size_metadata import PrefixReuseSummary, WindowSizeMetadata
+from trtkv.records.llm_request import LlmRequest, LlmRequestState
+from trtkv.records.window_size_metadata import PrefixReuseSummary, WindowSizeMetadata
 
 WINDOW = 1024
 TOKENS_PER_BLOCK = 4

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from trtkv.blocks.radix_block_tree import LookupNodePtr
 from trtkv.common import KeyForm
-from trtkv.kv_cache_event_manager import KVCacheEventManager
-from trtkv.kv_cache_manager import KVCacheManager
-from trtkv.llm_request import LlmRequest
-from trtkv.radix_block_tree import LookupNodePtr
+from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+from trtkv.manager.kv_cache_manager import KVCacheManager
+from trtkv.records.llm_request import LlmRequest
 from trtkv.window_block_manager import WindowBlockManager
 
 Snapshot = dict[str, Any]

@@ -32,12 +32,12 @@ from rich.console import Console
 from rich.table import Table
 
 from tools.arguments import at_least, existing_file, existing_folder, output_file, run_tool
-from trtkv.kv_cache_manager import KVCacheManager
-from trtkv.llm_request import LlmRequest
-from trtkv.replay.driver import ClosedLoop, ReplayManager
-from trtkv.replay.formats import read_trace
-from trtkv.replay.replay_config import ReplayConfig
-from trtkv.replay.trace import TraceRequest
+from trtkv.manager.kv_cache_manager import KVCacheManager
+from trtkv.records.llm_request import LlmRequest
+from trtkv.replay.closed_loop import ClosedLoop, ReplayManager
+from trtkv.replay.config import ReplayConfig
+from trtkv.traces.formats.mooncake import read_trace
+from trtkv.traces.trace import TraceRequest
 
 PHASES: Final = ("add", "store", "decode", "remove")
 

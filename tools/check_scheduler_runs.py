@@ -23,17 +23,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.arguments import at_least, run_tool
 from trtkv.errors import TrtkvError
-from trtkv.invariants import check_invariants
-from trtkv.replay.arrival_queue import ArrivalMode
-from trtkv.replay.loop_config import LoopConfig
-from trtkv.replay.loop_report import loop_json
-from trtkv.replay.loop_result import LoopResult, replay_with_scheduler
-from trtkv.replay.readers.options import ReadOptions
-from trtkv.replay.readers.registry import READERS, read_requests
-from trtkv.replay.replay_config import ReplayConfig
-from trtkv.replay.scheduler_loop import SchedulerLoop
-from trtkv.replay.trace import RequestTrace
+from trtkv.inspection.invariants import check_invariants
+from trtkv.replay.config import ReplayConfig
+from trtkv.replay.report.loop_report import loop_json
+from trtkv.replay.scheduler_loop.arrival_queue import ArrivalMode
+from trtkv.replay.scheduler_loop.loop_config import LoopConfig
+from trtkv.replay.scheduler_loop.loop_result import LoopResult, replay_with_scheduler
+from trtkv.replay.scheduler_loop.scheduler_loop import SchedulerLoop
 from trtkv.scheduler.scheduler_config import CapacitySchedulerPolicy, ChunkingPolicy, ContextChunkingConfig
+from trtkv.traces.formats.registry import READERS, read_requests
+from trtkv.traces.options import ReadOptions
+from trtkv.traces.trace import RequestTrace
 from trtkv.verify.recorded_loop import RecordingBackend
 from trtkv.verify.runner import verify_program
 

@@ -33,20 +33,20 @@ SOURCE: Final = (
     "`truncateBlocks`, `analyzePrefixReuse` and placeholders by sentinel id; no single-request `addSequence` any more."
 )
 
-_POOL: Final = "trtkv.kv_cache_block_pool:KVCacheBlockPool."
-_TENSORS: Final = "trtkv.pool_tensors:PoolTensors."
+_POOL: Final = "trtkv.pools.kv_cache_block_pool:KVCacheBlockPool."
+_TENSORS: Final = "trtkv.pools.pool_tensors:PoolTensors."
 _MEMORY: Final = "managers only count; memory is a layer of its own"
 _NO_STREAM: Final = "no CUDA stream in the manager; the copy engine has its own"
-_MANAGER: Final = "trtkv.kv_cache_manager:KVCacheManager."
+_MANAGER: Final = "trtkv.manager.kv_cache_manager:KVCacheManager."
 _PARTS: Final = "trtkv.window_block_manager."
-_POLICY: Final = "trtkv.eviction_policy:LRUEvictionPolicy."
+_POLICY: Final = "trtkv.eviction.eviction_policy:LRUEvictionPolicy."
 _FEW_HAVE_ONE: Final = "few blocks have one, so the eviction policy keeps it"
 _CONSTRUCTOR: Final = "done by the constructor"
 
 KV_CACHE_MANAGER: Final = CppClass(
     name="KVCacheManager",
     header="kvCacheManager.h, BaseKVCacheManager included",
-    python="trtkv.kv_cache_manager:KVCacheManager",
+    python="trtkv.manager.kv_cache_manager:KVCacheManager",
     methods="""
         allocatePools(..) releasePools() startScheduling() getTokensPerBlock() getMaxNumBlocks() getUsedNumBlocks()
         getNumFreeBlocks() getNumPools() getNumReusedBlocks() getNumMissedBlocks() getNumAllocTotalBlocks()
@@ -71,7 +71,10 @@ KV_CACHE_MANAGER: Final = CppClass(
     """,
     renamed={
         "removeToken(..)": ("rewind_kv_cache", "a rewind by one token"),
-        "getPoolLayerIdx(..)": ("trtkv.block_manager:BlockManager.get_pool_layer_idx", "asked at the block manager"),
+        "getPoolLayerIdx(..)": (
+            "trtkv.manager.block_manager:BlockManager.get_pool_layer_idx",
+            "asked at the block manager",
+        ),
         "isPoolLayerFirst(..)": (
             _POOL + "layer_first_layout",
             "a field of the pool",
@@ -93,7 +96,7 @@ KV_CACHE_MANAGER: Final = CppClass(
 BLOCK_MANAGER: Final = CppClass(
     name="BlockManager",
     header="kvCacheManager.h",
-    python="trtkv.block_manager:BlockManager",
+    python="trtkv.manager.block_manager:BlockManager",
     methods="""
         isEnableIndexerKCache() getIndexerKCacheQuantBlockSize() getIndexerKCacheIndexHeadDim()
         getIndexerKCacheUseFp4() isEnablePartialReuse() calculateWindowSizeToShare(..) allocatePools(..)
@@ -117,20 +120,26 @@ BLOCK_MANAGER: Final = CppClass(
     """,
     renamed={
         "calculateWindowSizeToShare(..)": (
-            "trtkv.capacity_estimation:calculate_window_size_to_share",
+            "trtkv.pools.capacity_estimation:calculate_window_size_to_share",
             "pure arithmetic",
         ),
-        "isEnableIndexerKCache()": ("trtkv.block_manager:CacheSettings.indexer_k_cache", "a setting; None when off"),
+        "isEnableIndexerKCache()": (
+            "trtkv.manager.block_manager:CacheSettings.indexer_k_cache",
+            "a setting; None when off",
+        ),
         "getIndexerKCacheQuantBlockSize()": (
-            "trtkv.block_manager:CacheSettings.indexer_k_cache",
+            "trtkv.manager.block_manager:CacheSettings.indexer_k_cache",
             "a setting; None when off",
         ),
         "getIndexerKCacheIndexHeadDim()": (
-            "trtkv.block_manager:CacheSettings.indexer_k_cache",
+            "trtkv.manager.block_manager:CacheSettings.indexer_k_cache",
             "a setting; None when off",
         ),
-        "getIndexerKCacheUseFp4()": ("trtkv.block_manager:CacheSettings.indexer_k_cache", "a setting; None when off"),
-        "isEnablePartialReuse()": ("trtkv.block_manager:CacheSettings.enable_partial_reuse", "a setting"),
+        "getIndexerKCacheUseFp4()": (
+            "trtkv.manager.block_manager:CacheSettings.indexer_k_cache",
+            "a setting; None when off",
+        ),
+        "isEnablePartialReuse()": ("trtkv.manager.block_manager:CacheSettings.enable_partial_reuse", "a setting"),
         "addSequenceBatch(..)": (_MANAGER + "add_sequence_batch", "all windows plan before any of them changes"),
         "allocateBlock(..)": (_PARTS + "sequences:SequenceBlocks.allocate_block", "asked at the window"),
         "storeBlocks(..)": (_PARTS + "storing:BlockStorer.store_blocks", "asked at the window"),
@@ -257,7 +266,7 @@ WINDOW_BLOCK_MANAGER: Final = CppClass(
 KV_CACHE_BLOCK: Final = CppClass(
     name="KVCacheBlock",
     header="kvCacheManager.h",
-    python="trtkv.kv_cache_block:KVCacheBlock",
+    python="trtkv.blocks.kv_cache_block:KVCacheBlock",
     methods="""
         startScheduling() getBlockId() getNextBlocks() attachToLookupNode(..) detachFromLookupNode() setAsRoot(..)
         getMemoryPoolBlockIndex() isPrimary() swapMemoryPoolBlockOffset(..) incRefCount() decRefCount()
@@ -272,7 +281,7 @@ KV_CACHE_BLOCK: Final = CppClass(
         "getUniqueTokens()": ("block_key", "the key holds the tokens; BlockKey.unpack shows them"),
         "getExtraKeys()": ("block_key", "the key holds them; BlockKey.unpack shows them"),
         "createPlaceholder(..)": (
-            "trtkv.kv_cache_block:PlaceholderBlock",
+            "trtkv.blocks.kv_cache_block:PlaceholderBlock",
             "a class of its own; create_swa_placeholder makes the one of sliding windows",
         ),
         "setDurationMs(..)": (_POLICY + "claim_block", _FEW_HAVE_ONE),
@@ -295,7 +304,7 @@ KV_CACHE_BLOCK: Final = CppClass(
 GENERATION_REQUEST: Final = CppClass(
     name="GenerationRequest",
     header="kvCacheManager.h",
-    python="trtkv.generation_request:GenerationRequest",
+    python="trtkv.blocks.generation_request:GenerationRequest",
     methods="""
         addNewTokens(..) removeTokens(..) getRequestId() getNumTokens() getNumFrontBlocksRemoved(..) getBeamWidth()
         getCacheBlockIds(..) getCacheBlockIndices(..) addCacheBlock(..) changeCacheBlock(..) clearCacheBlocks(..)
@@ -306,7 +315,7 @@ GENERATION_REQUEST: Final = CppClass(
         "addNewTokens(..)": ("num_tokens", "a plain field"),
         "removeTokens(..)": ("num_tokens", "a plain field"),
         "getCacheBlockIndices(..)": (
-            "trtkv.generation_request:SequenceWindow.slots",
+            "trtkv.blocks.generation_request:SequenceWindow.slots",
             "one slot per position; offsets of pools are computed when a table is written",
         ),
         "addCacheBlock(..)": ("get_window", "the parts of a window block manager change the record of that window"),
@@ -320,7 +329,7 @@ GENERATION_REQUEST: Final = CppClass(
 LRU_EVICTION_POLICY: Final = CppClass(
     name="LRUEvictionPolicy",
     header="evictionPolicy.h",
-    python="trtkv.eviction_policy:LRUEvictionPolicy",
+    python="trtkv.eviction.eviction_policy:LRUEvictionPolicy",
     methods="""
         initialize(..) initializePlaceholders(..) getFreeBlock(..) releaseBlock(..) getNumFreeBlocks(..)
         claimBlock(..) refresh() verifyQueueIntegrity() getTime()
@@ -335,7 +344,7 @@ LRU_EVICTION_POLICY: Final = CppClass(
 KV_CACHE_EVENT_MANAGER: Final = CppClass(
     name="KVCacheEventManager",
     header="kvCacheEventManager.h",
-    python="trtkv.kv_cache_event_manager:KVCacheEventManager",
+    python="trtkv.events.kv_cache_event_manager:KVCacheEventManager",
     methods="""
         enqueueCreatedEvent(..) enqueueStoredEvent(..) enqueueRemovedEvent(..) enqueueUpdatedEvent(..) getEvents(..)
         flush() worker() exchangeAttentionDpThread()
@@ -349,16 +358,16 @@ KV_CACHE_EVENT_MANAGER: Final = CppClass(
 KV_CACHE_TRANSFER_MANAGER: Final = CppClass(
     name="KVCacheTransferManager",
     header="kvCacheTransferManager.h",
-    python="trtkv.kv_cache_transfer_manager:KVCacheTransferManager",
+    python="trtkv.transfers.kv_cache_transfer_manager:KVCacheTransferManager",
     methods="onboard(..) offload(..) syncWithBufferManager() syncTransfers() getAndResetTransferStats()",
     private="getPendingTransferIndex(..) copyBlock(..) computeBlockTransferBytes(..) computeBlockPointer(..)",
     renamed={
         "computeBlockTransferBytes(..)": (
-            "trtkv.copy_engine:CopyEngine.copy_block",
+            "trtkv.transfers.copy_engine:CopyEngine.copy_block",
             "the engine reports the bytes it moved",
         ),
-        "copyBlock(..)": ("trtkv.copy_engine:CopyEngine.copy_block", "the engine moves the bytes"),
-        "computeBlockPointer(..)": ("trtkv.pool_tensors:view_block", "a view of the tensor"),
+        "copyBlock(..)": ("trtkv.transfers.copy_engine:CopyEngine.copy_block", "the engine moves the bytes"),
+        "computeBlockPointer(..)": ("trtkv.pools.pool_tensors:view_block", "a view of the tensor"),
     },
     not_ported={
         "getPendingTransferIndex(..)": "the copy engine orders its own reads and writes",
@@ -368,7 +377,7 @@ KV_CACHE_TRANSFER_MANAGER: Final = CppClass(
 NODE: Final = CppClass(
     name="Node",
     header="templatedTrie.h",
-    python="trtkv.templated_trie:Node",
+    python="trtkv.blocks.templated_trie:Node",
     methods="""
         setPrevNode(..) insertNode(..) clearNode(..) trySetValue(..) clearValue(..) getValue(..) findMatchingNode(..)
         getParentNode() hasChildren() getChildKeyValues(..) findOrInsertChild(..) findPartiallyMatchingNodes(..)
@@ -378,7 +387,7 @@ NODE: Final = CppClass(
         "setPrevNode(..)": ("parent", "a plain field"),
         "clearNode(..)": ("remove_node", "unlinks only; prune() goes upwards"),
         "getChildKeyValues(..)": ("ordered_children", "values are asked at the children"),
-        "findOrInsertChild(..)": ("trtkv.templated_trie:Trie.insert_nodes", "finds or inserts a whole prefix"),
+        "findOrInsertChild(..)": ("trtkv.blocks.templated_trie:Trie.insert_nodes", "finds or inserts a whole prefix"),
         "findPartiallyMatchingNodes(..)": ("find_partial_matches", "children that match equally come as one group"),
     },
 )
@@ -386,7 +395,7 @@ NODE: Final = CppClass(
 TRIE: Final = CppClass(
     name="Trie",
     header="templatedTrie.h",
-    python="trtkv.templated_trie:Trie",
+    python="trtkv.blocks.templated_trie:Trie",
     methods="getRoot() insertNodes(..) lookupNodes(..) getEdges() countNumberOfNodes() lookupValues(..)",
     renamed={"lookupValues(..)": ("lookup_nodes", "values are asked at the nodes found")},
     not_ported={"getEdges()": "used by the original's tests only"},
@@ -395,7 +404,7 @@ TRIE: Final = CppClass(
 UNIFIED_BLOCK_TREE: Final = CppClass(
     name="UnifiedBlockTree",
     header="radixBlockTree.h",
-    python="trtkv.radix_block_tree:UnifiedBlockTree",
+    python="trtkv.blocks.radix_block_tree:UnifiedBlockTree",
     methods="insertBlock(..) lookupBlock(..) lookupBlocksAtAllPositions(..) insertBlocks(..)",
     renamed={
         "insertBlocks(..)": (
@@ -408,22 +417,25 @@ UNIFIED_BLOCK_TREE: Final = CppClass(
 BLOCK_KEY: Final = CppClass(
     name="BlockKey",
     header="blockKey.h",
-    python="trtkv.block_key:BlockKey",
+    python="trtkv.keys.block_key:BlockKey",
     methods="supportsPartialMatching() numMatchingTokens(..) getNumTokens() shorten(..)",
 )
 
 BLOCK_KEY_FUNCTIONS: Final = CppClass(
     name="functions of blockKey.h",
     header="blockKey.h, BlockKeyHasher and chopVectorIntoBlocks of kvCacheManager.h included",
-    python="trtkv.block_key",
+    python="trtkv.keys.block_key",
     methods="""
         BlockKeyHasher::hash(..) buildBlockKeys(..) generateBlockHashExtraKeys(..) getStoredBlockHashes(..)
         chopVectorIntoBlocks(..)
     """,
     renamed={
-        "BlockKeyHasher::hash(..)": ("trtkv.block_key:hash_block_key", "a function; also the method BlockKey.hash"),
+        "BlockKeyHasher::hash(..)": (
+            "trtkv.keys.block_key:hash_block_key",
+            "a function; also the method BlockKey.hash",
+        ),
         "getStoredBlockHashes(..)": (
-            "trtkv.kv_cache_manager:KVCacheManager.commit_and_get_block_hashes_for_request",
+            "trtkv.manager.kv_cache_manager:KVCacheManager.commit_and_get_block_hashes_for_request",
             "the manager knows which blocks are full",
         ),
     },
@@ -432,7 +444,7 @@ BLOCK_KEY_FUNCTIONS: Final = CppClass(
 LLM_REQUEST: Final = CppClass(
     name="LlmRequest",
     header="llmRequest.h, the part that concerns the cache and the schedulers",
-    python="trtkv.llm_request:LlmRequest",
+    python="trtkv.records.llm_request:LlmRequest",
     methods="""
         getNumTokens(..) getTokens(..) getUniqueTokens(..) getInputTokensExtraIds() getEncoderTokens()
         getEncoderUniqueTokens() getEncoderOutputLen() getMultimodalHashes() getMultimodalPositions()
@@ -467,7 +479,7 @@ LLM_REQUEST: Final = CppClass(
 RETENTION_CONFIG: Final = CppClass(
     name="KvCacheRetentionConfig",
     header="executor.h",
-    python="trtkv.retention_config:KvCacheRetentionConfig",
+    python="trtkv.records.retention_config:KvCacheRetentionConfig",
     methods="""
         getTokenRangeRetentionConfigs() getDecodeRetentionPriority() getDecodeDurationMs() getTransferMode()
         getDirectory() getPerBlockRetentionPriorityDuration(..)
@@ -477,18 +489,18 @@ RETENTION_CONFIG: Final = CppClass(
 LINEAR_ATTENTION_METADATA: Final = CppClass(
     name="LinearAttentionMetadata",
     header="kvCacheManager.h",
-    python="trtkv.linear_attention:LinearAttentionMetadata",
+    python="trtkv.records.linear_attention:LinearAttentionMetadata",
     methods="""
         shouldAllocateRecurrentStates(..) calcNumBlocksNeededForReq(..) calcNumAdditionalBlocksNeededForReq(..)
         hasRecurrentStatesCache(..) hasLinearCache(..) calcMaxMemoryBlocks(..)
     """,
     renamed={
         "hasRecurrentStatesCache(..)": (
-            "trtkv.linear_attention:has_recurrent_states_cache",
+            "trtkv.records.linear_attention:has_recurrent_states_cache",
             "a function of the window",
         ),
         "hasLinearCache(..)": (
-            "trtkv.linear_attention:has_recurrent_states_cache",
+            "trtkv.records.linear_attention:has_recurrent_states_cache",
             "recurrent states are the only linear cache there is",
         ),
     },

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from trtkv.kernels.kernel_launch import Backend
-    from trtkv.kv_cache_block_pool import KVCacheBlockPool
+    from trtkv.pools.kv_cache_block_pool import KVCacheBlockPool
 
 SANITIZER_TIMEOUT_S = 100
 
@@ -82,7 +82,7 @@ def check_offset_table(device: str, backend: Backend, seed: int, num_rounds: int
     """Random steps on a table of several windows and pools."""
     from trtkv.kernels.block_offsets import make_offset_rule
     from trtkv.kernels.offset_table import DeviceOffsetTable
-    from trtkv.kv_cache_index import NULL_ENTRY
+    from trtkv.records.kv_cache_index import NULL_ENTRY
 
     rng = random.Random(seed)
     rules = [
@@ -135,10 +135,10 @@ def check_copy_engines(device: str, backend: Backend, seed: int, num_rounds: int
     import torch
 
     from trtkv.common import KvCacheTransferMode
-    from trtkv.copy_engine import BlockCopy
-    from trtkv.cupy_copy_engine import CupyCopyEngine
-    from trtkv.kv_cache_index import is_primary, make_index
-    from trtkv.torch_copy_engine import TorchCopyEngine
+    from trtkv.records.kv_cache_index import is_primary, make_index
+    from trtkv.transfers.copy_engine import BlockCopy
+    from trtkv.transfers.cupy_copy_engine import CupyCopyEngine
+    from trtkv.transfers.torch_copy_engine import TorchCopyEngine
 
     indices = [make_index(slot) for slot in range(6)] + [make_index(slot, True) for slot in range(4)]
     for number, (engine, layout) in enumerate(
@@ -173,11 +173,11 @@ def check_executor(device: str, backend: Backend, seed: int, num_rounds: int) ->
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from trtkv.cupy_copy_engine import CupyCopyEngine
     from trtkv.executor.executor import PyTorchExecutor
     from trtkv.executor.executor_config import ExecutorConfig, create_kv_cache_manager
     from trtkv.executor.model_spec import read_model_spec
-    from trtkv.torch_copy_engine import TorchCopyEngine
+    from trtkv.transfers.cupy_copy_engine import CupyCopyEngine
+    from trtkv.transfers.torch_copy_engine import TorchCopyEngine
 
     outputs = []
     for place, used, engine in (
@@ -219,8 +219,8 @@ def make_filled_pools(device: str, layout: str, seed: int) -> list[list[KVCacheB
     import torch
 
     from trtkv.common import DataType
-    from trtkv.kv_cache_block_pool import create_block_scale_pool, create_data_pool, create_recurrent_state_pool
-    from trtkv.pool_tensors import PoolTensors
+    from trtkv.pools.kv_cache_block_pool import create_block_scale_pool, create_data_pool, create_recurrent_state_pool
+    from trtkv.pools.pool_tensors import PoolTensors
 
     groups = [
         [

@@ -25,7 +25,9 @@ mkdir "$work/tree"
 cp -r "$root"/{tests,tools,docs,pyproject.toml,README.md} "$work/tree"  # without the sources, which would be found first
 cd "$work/tree" || exit 2
 export PYTHONPATH=$work/site TRTKV_SHARED=${TRTKV_SHARED:-$root/../shared}
-"$python" -c 'import sys, trtkv.eviction_policy as m; sys.exit(m.__file__.endswith(".py"))' || fail "the wheel is not compiled"
+"$python" -c 'import sys, trtkv.eviction.eviction_policy as m; sys.exit(m.__file__.endswith(".py"))' || fail "the wheel is not compiled"
 echo "== pytest on the compiled build"
-[ $# -gt 0 ] || set -- -m "not slow" tests/unit tests/stress tests/users tests/shapes tests/events tests/golden
+[ $# -gt 0 ] || set -- -m "not slow" \
+    tests/test_wrong_values.py tests/{keys,blocks,pools,records,transfers,events,eviction,window_block_manager,manager} \
+    tests/{inspection,scheduler,resource_manager,memory,verify,stress,users,shapes}
 "$python" -m pytest -n 2 -p no:cacheprovider "$@"

@@ -22,12 +22,12 @@ from trtkv.compare.number_facts import number_facts, places_of
 from trtkv.compare.reference import find_number, load_numbers, load_runs, load_traces, run_id
 from trtkv.compare.resolve import compare_with
 from trtkv.errors import InvalidInputError, UnknownIdError
-from trtkv.replay.bounds import compute_bounds
-from trtkv.replay.nano_driver import run_nano
-from trtkv.replay.replay_config import ReplayConfig
-from trtkv.replay.replay_result import replay_trace
-from trtkv.replay.trace import RequestTrace
-from trtkv.replay.trace_info import describe_trace
+from trtkv.replay.bounds.bounds import compute_bounds
+from trtkv.replay.config import ReplayConfig
+from trtkv.replay.nano.nano_driver import run_nano
+from trtkv.replay.result import replay_trace
+from trtkv.traces.info.trace_info import describe_trace
+from trtkv.traces.trace import RequestTrace
 
 STATS = {
     "kvCacheStats": {
@@ -240,7 +240,7 @@ def test_numbers_stand_where_their_definition_stands() -> None:
 
 
 def test_trace_info_meets_the_numbers_of_its_trace(shared_dir: Path) -> None:
-    from trtkv.replay.formats import read_trace
+    from trtkv.traces.formats.mooncake import read_trace
 
     trace = read_trace(shared_dir / "traces" / "mooncake" / "synthetic_trace.jsonl", block_size=512)
     result = facts_of(describe_trace(trace).to_json(), "info.json")
@@ -255,7 +255,7 @@ def test_trace_info_meets_the_numbers_of_its_trace(shared_dir: Path) -> None:
 
 
 def test_unlimited_replays_meet_the_numbers_of_their_trace(shared_dir: Path) -> None:
-    from trtkv.replay.formats import read_trace
+    from trtkv.traces.formats.mooncake import read_trace
 
     trace = read_trace(shared_dir / "traces" / "sharegpt" / "sharegpt-llama-3.1-8b-300-sps10.jsonl")
     report = run_nano(trace.requests, tokens_per_block=16, capacity_tokens=None, live=1)

@@ -11,10 +11,10 @@ from abc import ABC, abstractmethod
 import pytest
 
 from tests.fake_clock import FakeClock
+from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.common import PRIMARY_LEVEL, SECONDARY_LEVEL
 from trtkv.errors import LogicError, OutOfBlocksError
-from trtkv.eviction_policy import BaseEvictionPolicy
-from trtkv.kv_cache_block import KVCacheBlock
+from trtkv.eviction.eviction_policy import BaseEvictionPolicy
 
 
 class EvictionPolicyContract(ABC):

@@ -12,11 +12,11 @@ import pytest
 
 from tests.stress.manager_tree import read_trees
 from tests.stress.random_program import RandomProgram
-from trtkv.attention_dp_gather import AttentionDpEventGatherer
 from trtkv.errors import InvalidInputError
-from trtkv.kv_cache_event_consumer import RankedEventConsumer
-from trtkv.kv_cache_event_manager import KVCacheEventManager
-from trtkv.kv_cache_events import KVCacheEvent
+from trtkv.events.attention_dp_gather import AttentionDpEventGatherer
+from trtkv.events.kv_cache_event_consumer import RankedEventConsumer
+from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+from trtkv.events.kv_cache_events import KVCacheEvent
 
 MAX_EVENTS = 10_000
 WAIT_MS = 20_000

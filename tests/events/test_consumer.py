@@ -8,9 +8,9 @@ from tests.stress.manager_tree import read_trees
 from tests.stress.random_program import RandomProgram
 from trtkv import KVCacheManager, LlmRequest
 from trtkv.errors import InvalidInputError
-from trtkv.kv_cache_event_consumer import CachedBlock, EventGap, KVCacheEventConsumer, RankedEventConsumer
-from trtkv.kv_cache_event_manager import KVCacheEventManager
-from trtkv.kv_cache_events import (
+from trtkv.events.kv_cache_event_consumer import CachedBlock, EventGap, KVCacheEventConsumer, RankedEventConsumer
+from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+from trtkv.events.kv_cache_events import (
     KVCacheEvent,
     KVCacheRemovedData,
     KVCacheStoredBlockData,
@@ -268,7 +268,7 @@ def test_parent_outside_the_window_is_named_all_the_same() -> None:
 
 
 def manager_hashes(request: LlmRequest, count: int) -> list[int]:
-    from trtkv.block_key import build_block_keys, hash_block_key
+    from trtkv.keys.block_key import build_block_keys, hash_block_key
 
     hashes = [0]
     for key in build_block_keys(request, 4, request.get_num_tokens(0) - 1, True)[:count]:

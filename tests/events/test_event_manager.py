@@ -10,10 +10,10 @@ import pytest
 
 from trtkv import KVCacheManager, LlmRequest
 from trtkv.errors import ConfigurationError, InvalidInputError
-from trtkv.kv_cache_event_consumer import KVCacheEventConsumer
-from trtkv.kv_cache_event_manager import KVCacheEventManager
-from trtkv.kv_cache_events import KVCacheEvent, KVCacheRemovedData, KVCacheStoredData
-from trtkv.llm_request import LlmRequestState
+from trtkv.events.kv_cache_event_consumer import KVCacheEventConsumer
+from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+from trtkv.events.kv_cache_events import KVCacheEvent, KVCacheRemovedData, KVCacheStoredData
+from trtkv.records.llm_request import LlmRequestState
 
 JOIN_S = 60
 NEVER_MS = 3_600_000

@@ -14,9 +14,9 @@ import pytest
 
 from tests.executor.reference_models import MAKERS
 from tests.executor.workloads import run_workload
-from trtkv.copy_engine import OFFLOAD, ONBOARD, BlockCopy
-from trtkv.kv_cache_block_pool import KVCacheBlockPool
-from trtkv.torch_copy_engine import TorchCopyEngine
+from trtkv.pools.kv_cache_block_pool import KVCacheBlockPool
+from trtkv.transfers.copy_engine import OFFLOAD, ONBOARD, BlockCopy
+from trtkv.transfers.torch_copy_engine import TorchCopyEngine
 
 NUM_WORKLOADS = 52
 MECHANISMS = [

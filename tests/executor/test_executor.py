@@ -20,7 +20,7 @@ from trtkv.executor.executor import PyTorchExecutor
 from trtkv.executor.executor_config import Drafter, ExecutorConfig, create_kv_cache_manager
 from trtkv.executor.model_spec import ModelSpec, read_model_spec
 from trtkv.kernels.kernel_launch import Backend
-from trtkv.torch_copy_engine import TorchCopyEngine
+from trtkv.transfers.torch_copy_engine import TorchCopyEngine
 
 PROMPT = [5, 17, 3, 44, 9, 28, 60, 2, 31, 7, 12, 50, 23]
 

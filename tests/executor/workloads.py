@@ -11,17 +11,17 @@ import torch
 
 from tests.executor.reference_models import VOCABULARY, WINDOW, find_greedy_mismatch, get_models, search_beams
 from trtkv.common import KvCacheTransferMode
-from trtkv.copy_engine import BlockCopy, CopyEngine
 from trtkv.errors import CapacityError
+from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+from trtkv.events.kv_cache_events import KVCacheRemovedData
 from trtkv.executor.executor import PyTorchExecutor
 from trtkv.executor.executor_config import ExecutorConfig, create_kv_cache_manager
 from trtkv.executor.model_spec import read_model_spec
-from trtkv.kv_cache_block_pool import KVCacheBlockPool
-from trtkv.kv_cache_event_manager import KVCacheEventManager
-from trtkv.kv_cache_events import KVCacheRemovedData
-from trtkv.retention_config import KvCacheRetentionConfig
+from trtkv.pools.kv_cache_block_pool import KVCacheBlockPool
+from trtkv.records.retention_config import KvCacheRetentionConfig
 from trtkv.scheduler.scheduler_config import CapacitySchedulerPolicy, ChunkingPolicy
-from trtkv.torch_copy_engine import TorchCopyEngine
+from trtkv.transfers.copy_engine import BlockCopy, CopyEngine
+from trtkv.transfers.torch_copy_engine import TorchCopyEngine
 
 MAX_SEQUENCE_LENGTH = 72
 

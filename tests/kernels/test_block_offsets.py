@@ -15,10 +15,10 @@ from trtkv.kernels.block_offsets import OffsetRule, make_offset_rule, scatter_bl
 from trtkv.kernels.kernel_launch import Backend
 from trtkv.kernels.offset_table import DeviceOffsetTable
 from trtkv.kernels.staging_ring import StagingRing
-from trtkv.kv_cache_index import NULL_ENTRY
-from trtkv.kv_cache_manager import KVCacheManager
-from trtkv.linear_attention import LinearAttentionMetadata
-from trtkv.llm_request import LlmRequest
+from trtkv.manager.kv_cache_manager import KVCacheManager
+from trtkv.records.kv_cache_index import NULL_ENTRY
+from trtkv.records.linear_attention import LinearAttentionMetadata
+from trtkv.records.llm_request import LlmRequest
 
 # Two windows: the first with two head counts and block scales, the second keys only, the third recurrent states.
 RULES = [

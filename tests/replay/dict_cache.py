@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trtkv.replay.trace import TraceRequest
+from trtkv.traces.trace import TraceRequest
 
 
 class BlockPrefixes:

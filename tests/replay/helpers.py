@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trtkv.llm_request import LlmRequest
-from trtkv.replay.trace import TokenIds, TraceRequest
+from trtkv.records.llm_request import LlmRequest
+from trtkv.traces.trace import TokenIds, TraceRequest
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 

@@ -12,12 +12,12 @@ from tests.replay.helpers import DATA, make_request
 from tests.sizing.models import MODELS, plan_of
 from trtkv import cli
 from trtkv.errors import ConfigurationError, InvalidInputError
-from trtkv.replay.bounds import has_bounds
-from trtkv.replay.formats import read_trace
+from trtkv.replay.bounds.bounds import has_bounds
+from trtkv.replay.config import ReplayConfig
 from trtkv.replay.model_capacity import apply_cache_plan, check_lengths, describe_cache_plan
-from trtkv.replay.replay_config import ReplayConfig
-from trtkv.replay.replay_result import replay_trace
-from trtkv.replay.trace import RequestTrace
+from trtkv.replay.result import replay_trace
+from trtkv.traces.formats.mooncake import read_trace
+from trtkv.traces.trace import RequestTrace
 
 CHAT = str(DATA / "chat_120.jsonl")
 REPLAY = ("replay", CHAT, "--block-size", "64", "--tokens-per-block", "64", "--live", "4")

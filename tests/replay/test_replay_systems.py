@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands.test_commands import trtkv
 from tests.replay.helpers import DATA
-from tests.replay.test_commands import trtkv
 
 CHAT = str(DATA / "chat_120.jsonl")
 SMALL = (CHAT, "--block-size", "64", "--tokens-per-block", "64", "--capacity-tokens", "200k", "--live", "4")

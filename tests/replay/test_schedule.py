@@ -11,9 +11,8 @@ import pytest
 
 from tests.replay.trace_builders import random_requests, token_request
 from trtkv.errors import InvalidInputError
-from trtkv.llm_request import LlmRequest
-from trtkv.replay.driver import ClosedLoop
-from trtkv.replay.formats import read_trace
+from trtkv.records.llm_request import LlmRequest
+from trtkv.replay.closed_loop import ClosedLoop
 from trtkv.replay.schedule import (
     Admit,
     Decode,
@@ -23,7 +22,8 @@ from trtkv.replay.schedule import (
     num_needed_blocks,
     num_pool_blocks,
 )
-from trtkv.replay.trace import TraceRequest
+from trtkv.traces.formats.mooncake import read_trace
+from trtkv.traces.trace import TraceRequest
 
 
 class RecordingManager:

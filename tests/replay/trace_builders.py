@@ -6,7 +6,7 @@ import random
 from array import array
 from collections.abc import Sequence
 
-from trtkv.replay.trace import TokenIds, TraceRequest
+from trtkv.traces.trace import TokenIds, TraceRequest
 
 
 def token_request(index: int, tokens: Sequence[int], output_length: int = 0, timestamp: float = 0.0) -> TraceRequest:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trtkv import KVCacheManager
-from trtkv.block_key import BlockKey, PackedKey
+from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.common import RECURRENT_STATES, WindowSize
-from trtkv.copy_engine import BlockCopy
-from trtkv.kv_cache_block import KVCacheBlock
-from trtkv.kv_cache_block_pool import KVCacheBlockPool
-from trtkv.kv_cache_index import KVCacheIndex
+from trtkv.keys.block_key import BlockKey, PackedKey
+from trtkv.pools.kv_cache_block_pool import KVCacheBlockPool
+from trtkv.records.kv_cache_index import KVCacheIndex
+from trtkv.transfers.copy_engine import BlockCopy
 
 Slot = tuple[WindowSize, KVCacheIndex]
 

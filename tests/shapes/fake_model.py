@@ -9,7 +9,7 @@ import numpy as np
 from tests.shapes.fake_memory import FakeMemory, digests
 from trtkv import KVCacheManager, LlmRequest
 from trtkv.common import RECURRENT_STATES, WindowSize
-from trtkv.kv_cache_index import NULL_ENTRY
+from trtkv.records.kv_cache_index import NULL_ENTRY
 
 UNSET = -77
 

@@ -14,7 +14,7 @@ from tests.shapes.fake_model import FakeModel
 from trtkv import KVCacheManager, LlmRequest
 from trtkv.common import RECURRENT_STATES
 from trtkv.errors import OutOfBlocksError
-from trtkv.llm_request import LlmRequestState
+from trtkv.records.llm_request import LlmRequestState
 
 
 class FakeServer:

@@ -9,7 +9,7 @@ from tests.builders import add, finish_prompt, make_kv_cache_manager, make_linea
 from trtkv import KVCacheManager
 from trtkv.common import PLACEHOLDER_BLOCK_ID, RECURRENT_STATES, CacheType, DataType
 from trtkv.errors import InvalidInputError, UnknownIdError
-from trtkv.kv_cache_index import (
+from trtkv.records.kv_cache_index import (
     NULL_ENTRY,
     NULL_INDEX,
     SECONDARY_POOL_FLAG,

@@ -11,9 +11,9 @@ from tests.builders import add, make_linear_attention, make_request
 from trtkv import KVCacheManager
 from trtkv.common import RECURRENT_STATES, CacheType, DataType
 from trtkv.errors import ConfigurationError, InvalidInputError, UnknownIdError
-from trtkv.kv_cache_event_manager import KVCacheEventManager
-from trtkv.linear_attention import LinearAttentionMetadata
-from trtkv.window_size_metadata import PoolConfiguration
+from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+from trtkv.records.linear_attention import LinearAttentionMetadata
+from trtkv.records.window_size_metadata import PoolConfiguration
 
 PLAIN: dict[str, Any] = {
     "num_kv_heads_per_layer": [1, 1],

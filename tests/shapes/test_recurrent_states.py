@@ -16,9 +16,9 @@ from tests.shapes.fake_server import FakeServer
 from trtkv import KVCacheManager, LlmRequest
 from trtkv.common import RECURRENT_STATES
 from trtkv.errors import InvalidInputError, OutOfBlocksError
-from trtkv.kv_cache_index import NULL_ENTRY
-from trtkv.linear_attention import LinearAttentionMetadata
-from trtkv.llm_request import LlmRequestState
+from trtkv.records.kv_cache_index import NULL_ENTRY
+from trtkv.records.linear_attention import LinearAttentionMetadata
+from trtkv.records.llm_request import LlmRequestState
 
 FULL = 64
 

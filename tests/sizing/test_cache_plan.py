@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.sizing.models import GIB, NAMES, plan_of, shape_of
-from trtkv.capacity_estimation import WINDOW_SIZE_SHARES_VARIABLE, calculate_max_num_blocks
 from trtkv.common import RECURRENT_STATES, DataType
 from trtkv.errors import ConfigurationError, InvalidInputError
+from trtkv.pools.capacity_estimation import WINDOW_SIZE_SHARES_VARIABLE, calculate_max_num_blocks
 from trtkv.sizing.cache_plan import SizingOptions, make_cache_plan
 
 BYTES_PER_TOKEN = {

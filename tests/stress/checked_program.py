@@ -16,9 +16,9 @@ from tests.fake_engine import FakeEngine, FakeMemory
 from tests.snapshot import find_changes, take_snapshot
 from trtkv.common import RECURRENT_STATES, ceil_div
 from trtkv.errors import InvalidInputError, LogicError, OutOfBlocksError, TrtkvError
-from trtkv.invariants import check_invariants
-from trtkv.llm_request import LlmRequest, LlmRequestState, MultimodalInput
-from trtkv.retention_config import KvCacheRetentionConfig, TokenRangeRetentionConfig
+from trtkv.inspection.invariants import check_invariants
+from trtkv.records.llm_request import LlmRequest, LlmRequestState, MultimodalInput
+from trtkv.records.retention_config import KvCacheRetentionConfig, TokenRangeRetentionConfig
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtkv import KVCacheManager, LlmRequest
-from trtkv.block_key import BlockKey, PackedKey, build_block_keys
 from trtkv.common import RECURRENT_STATES, WindowSize
-from trtkv.copy_engine import BlockCopy, NullCopyEngine
-from trtkv.kv_cache_block_pool import KVCacheBlockPool
+from trtkv.keys.block_key import BlockKey, PackedKey, build_block_keys
+from trtkv.pools.kv_cache_block_pool import KVCacheBlockPool
+from trtkv.transfers.copy_engine import BlockCopy, NullCopyEngine
 
 
 def describe_block(key: PackedKey, parent_hash: int) -> list[int]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from trtkv import KVCacheManager
-from trtkv.block_key import BlockKey
-from trtkv.kv_cache_event_consumer import CachedBlock
-from trtkv.radix_block_tree import LookupNodePtr
+from trtkv.blocks.radix_block_tree import LookupNodePtr
+from trtkv.events.kv_cache_event_consumer import CachedBlock
+from trtkv.keys.block_key import BlockKey
 
 
 def read_trees(manager: KVCacheManager) -> dict[int, dict[int, CachedBlock]]:

@@ -11,10 +11,10 @@ from tests.stress.fake_memory import FakeMemory
 from trtkv import KVCacheManager, LlmRequest
 from trtkv.common import RECURRENT_STATES
 from trtkv.errors import TrtkvError
-from trtkv.kv_cache_event_manager import KVCacheEventManager
-from trtkv.linear_attention import LinearAttentionMetadata
-from trtkv.llm_request import LlmRequestState, MultimodalInput
-from trtkv.retention_config import KvCacheRetentionConfig, TokenRangeRetentionConfig
+from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+from trtkv.records.linear_attention import LinearAttentionMetadata
+from trtkv.records.llm_request import LlmRequestState, MultimodalInput
+from trtkv.records.retention_config import KvCacheRetentionConfig, TokenRangeRetentionConfig
 
 MAX_SEQUENCE_LENGTH = 40
 MAX_REWIND = 5

@@ -11,10 +11,10 @@ from tests.builders import add, block_ids, decode, finish_prompt, make_kv_cache_
 from tests.fake_clock import FakeClock
 from tests.fake_engine import FakeEngine, FakeMemory, WrongContentError
 from trtkv.errors import OutOfBlocksError
-from trtkv.invariants import find_violations
-from trtkv.kv_cache_manager import KVCacheManager
-from trtkv.llm_request import LlmRequest
-from trtkv.retention_config import KvCacheRetentionConfig, TokenRangeRetentionConfig
+from trtkv.inspection.invariants import find_violations
+from trtkv.manager.kv_cache_manager import KVCacheManager
+from trtkv.records.llm_request import LlmRequest
+from trtkv.records.retention_config import KvCacheRetentionConfig, TokenRangeRetentionConfig
 
 
 class Twin:

@@ -10,10 +10,10 @@ import pytest
 from tests.stress.manager_tree import read_trees
 from tests.stress.random_program import RandomProgram
 from trtkv.common import RECURRENT_STATES
-from trtkv.copy_engine import BlockCopy
 from trtkv.errors import TrtkvError
-from trtkv.invariants import check_invariants
-from trtkv.kv_cache_block_pool import KVCacheBlockPool
+from trtkv.inspection.invariants import check_invariants
+from trtkv.pools.kv_cache_block_pool import KVCacheBlockPool
+from trtkv.transfers.copy_engine import BlockCopy
 
 
 @pytest.mark.parametrize("seed", range(100, 140))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.executor_loop import ExecutorLoop
-from trtkv.kv_cache_manager import KVCacheManager
-from trtkv.llm_request import LlmRequest
+from trtkv.manager.kv_cache_manager import KVCacheManager
+from trtkv.records.llm_request import LlmRequest
 from trtkv.resource_manager import KVCacheResourceManager
 from trtkv.scheduler.capacity_scheduler import CapacityScheduler
 from trtkv.scheduler.micro_batch_scheduler import MicroBatchScheduler

@@ -9,9 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.builders import TOKENS_PER_BLOCK, add, block_ids, decode, finish_prompt, make_kv_cache_manager
-from trtkv.invariants import check_invariants
-from trtkv.kv_cache_manager import KVCacheManager
-from trtkv.llm_request import LlmRequest, MultimodalInput
+from trtkv.inspection.invariants import check_invariants
+from trtkv.manager.kv_cache_manager import KVCacheManager
+from trtkv.records.llm_request import LlmRequest, MultimodalInput
 
 LENGTH = 18
 _PLACEHOLDER = 9

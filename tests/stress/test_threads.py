@@ -15,9 +15,9 @@ import pytest
 from tests.builders import make_event_manager, make_kv_cache_manager
 from tests.event_mirror import EventMirror
 from trtkv.errors import OutOfBlocksError, UnknownIdError
-from trtkv.invariants import check_invariants
-from trtkv.kv_cache_manager import KVCacheManager
-from trtkv.llm_request import LlmRequest, LlmRequestState
+from trtkv.inspection.invariants import check_invariants
+from trtkv.manager.kv_cache_manager import KVCacheManager
+from trtkv.records.llm_request import LlmRequest, LlmRequestState
 
 DEADLINE_S = 60
 

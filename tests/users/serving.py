@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.builders import WINDOW, make_kv_cache_manager, make_request
 from tests.stress.fake_memory import FakeMemory
-from trtkv.kv_cache_manager import KVCacheManager
-from trtkv.llm_request import LlmRequest, LlmRequestState
+from trtkv.manager.kv_cache_manager import KVCacheManager
+from trtkv.records.llm_request import LlmRequest, LlmRequestState
 
 
 def admit(manager: KVCacheManager, *requests: LlmRequest) -> None:

@@ -20,10 +20,10 @@ from tests.users.serving import (
     serve,
 )
 from trtkv.errors import InvalidInputError, LogicError, OutOfBlocksError, UnknownIdError
-from trtkv.invariants import check_invariants
-from trtkv.kv_cache_events import KVCacheRemovedData
-from trtkv.kv_cache_manager import KVCacheManager
-from trtkv.retention_config import KvCacheRetentionConfig, TokenRangeRetentionConfig
+from trtkv.events.kv_cache_events import KVCacheRemovedData
+from trtkv.inspection.invariants import check_invariants
+from trtkv.manager.kv_cache_manager import KVCacheManager
+from trtkv.records.retention_config import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from trtkv.scheduler.capacity_scheduler import CapacityScheduler
 from trtkv.scheduler.scheduler_config import CapacitySchedulerPolicy
 

@@ -10,22 +10,17 @@ import pytest
 
 from tests.builders import WINDOW, make_event_manager, make_kv_cache_manager, make_request
 from tests.users.serving import admit, compute, decode, serve
-from trtkv.block_key import build_block_keys, hash_block_key, num_key_tokens
 from trtkv.errors import InvalidInputError
+from trtkv.events.kv_cache_event_consumer import KVCacheEventConsumer
+from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+from trtkv.events.kv_cache_events import KVCacheCreatedData, KVCacheRemovedData, KVCacheStoredData, KVCacheUpdatedData
 from trtkv.exporters.trtllm_json import events_to_dicts
 from trtkv.exporters.vllm_events import BlockStored, VllmEventTranslator
 from trtkv.exporters.zmq_event_publisher import EventMessage, read_message
-from trtkv.kv_cache_event_consumer import KVCacheEventConsumer
-from trtkv.kv_cache_event_manager import KVCacheEventManager
-from trtkv.kv_cache_events import (
-    KVCacheCreatedData,
-    KVCacheRemovedData,
-    KVCacheStoredData,
-    KVCacheUpdatedData,
-)
-from trtkv.kv_cache_manager import KVCacheManager
-from trtkv.llm_request import LlmRequest
-from trtkv.retention_config import KvCacheRetentionConfig, TokenRangeRetentionConfig
+from trtkv.keys.block_key import build_block_keys, hash_block_key, num_key_tokens
+from trtkv.manager.kv_cache_manager import KVCacheManager
+from trtkv.records.llm_request import LlmRequest
+from trtkv.records.retention_config import KvCacheRetentionConfig, TokenRangeRetentionConfig
 
 
 def read_into(consumer: KVCacheEventConsumer, manager: KVCacheManager) -> None:

@@ -9,9 +9,9 @@ import pytest
 from tests.builders import WINDOW, make_event_manager, make_kv_cache_manager, make_request
 from tests.users.serving import admit, compute, decode, make_manager_with_memory, serve
 from trtkv.errors import OutOfBlocksError
-from trtkv.invariants import check_invariants
-from trtkv.kv_cache_event_consumer import KVCacheEventConsumer
-from trtkv.kv_cache_events import KVCacheRemovedData, KVCacheUpdatedData
+from trtkv.events.kv_cache_event_consumer import KVCacheEventConsumer
+from trtkv.events.kv_cache_events import KVCacheRemovedData, KVCacheUpdatedData
+from trtkv.inspection.invariants import check_invariants
 
 
 def test_row_34_without_a_host_block_cached_blocks_are_dropped() -> None:

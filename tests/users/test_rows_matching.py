@@ -9,11 +9,11 @@ import pytest
 
 from tests.builders import WINDOW, block_ids, make_event_manager, make_kv_cache_manager, make_request
 from tests.event_mirror import EventMirror
-from tests.replay.explained import explained, rows, trace_of
+from tests.replay.causes.explained import explained, rows, trace_of
 from tests.users.serving import admit, compute, decode, make_manager_with_memory, serve
-from trtkv.block_key import build_block_keys, hash_block_key
-from trtkv.invariants import check_invariants
-from trtkv.kv_cache_manager import KVCacheManager
+from trtkv.inspection.invariants import check_invariants
+from trtkv.keys.block_key import build_block_keys, hash_block_key
+from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.nano import BlockManager, Sequence
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from tests.builders import WINDOW, add, make_kv_cache_manager, make_request, num_free, prefill, serve
-from tests.replay.loop_runs import POLICIES, make_config, run_loop
+from tests.replay.scheduler_loop.loop_runs import POLICIES, make_config, run_loop
 from tests.replay.trace_builders import random_requests, token_request
 from trtkv.errors import OutOfBlocksError
-from trtkv.invariants import check_invariants
-from trtkv.llm_request import LlmRequest
+from trtkv.inspection.invariants import check_invariants
 from trtkv.nano import Scheduler, SchedulerConfig, Sequence
-from trtkv.replay.arrival_queue import ArrivalMode
-from trtkv.replay.scheduler_loop import SchedulerLoop
+from trtkv.records.llm_request import LlmRequest
+from trtkv.replay.scheduler_loop.arrival_queue import ArrivalMode
+from trtkv.replay.scheduler_loop.scheduler_loop import SchedulerLoop
 from trtkv.scheduler.capacity_scheduler import CapacityScheduler
 from trtkv.scheduler.scheduler_config import CapacitySchedulerPolicy
 

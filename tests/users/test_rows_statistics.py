@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from tests.builders import WINDOW, make_kv_cache_manager, make_request
-from tests.replay.explained import explained, rows, trace_of
+from tests.replay.causes.explained import explained, rows, trace_of
 from tests.replay.trace_builders import token_request
 from tests.users.serving import admit, compute, serve
-from trtkv.block_listener import RemovalReason
+from trtkv.blocks.block_listener import RemovalReason
+from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.common import SECONDARY_LEVEL
 from trtkv.errors import InvalidInputError, TraceFormatError
-from trtkv.eviction_policy import get_cache_level
-from trtkv.kv_cache_block import KVCacheBlock
-from trtkv.replay.readers.options import ReadOptions
-from trtkv.replay.readers.registry import read_requests
-from trtkv.replay.replay_config import ReplayConfig
-from trtkv.replay.replay_result import ReplayResult, replay_trace
-from trtkv.replay.trace import RequestTrace, TraceRequest
+from trtkv.eviction.eviction_policy import get_cache_level
+from trtkv.replay.config import ReplayConfig
+from trtkv.replay.result import ReplayResult, replay_trace
+from trtkv.traces.formats.registry import read_requests
+from trtkv.traces.options import ReadOptions
+from trtkv.traces.trace import RequestTrace, TraceRequest
 
 
 def replay(requests: list[TraceRequest], **settings: object) -> ReplayResult:

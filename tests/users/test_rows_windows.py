@@ -12,11 +12,11 @@ from tests.builders import add, finish_prompt, make_event_manager, make_kv_cache
 from tests.shapes.fake_memory import FakeMemory, cached_blocks, check_free_counts
 from tests.shapes.fake_server import FakeServer
 from trtkv import KVCacheManager, LlmRequest
-from trtkv.capacity_estimation import calculate_max_num_blocks, group_layers_by_window_size
 from trtkv.common import DataType
 from trtkv.errors import ConfigurationError, OutOfBlocksError
+from trtkv.events.kv_cache_events import KVCacheStoredData, KVCacheUpdatedData
 from trtkv.exporters.trtllm_json import event_from_dict, event_to_dict
-from trtkv.kv_cache_events import KVCacheStoredData, KVCacheUpdatedData
+from trtkv.pools.capacity_estimation import calculate_max_num_blocks, group_layers_by_window_size
 from trtkv.scheduler.request_fit import check_blocks_can_ever_fit
 
 FULL = 64

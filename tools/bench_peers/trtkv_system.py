@@ -12,9 +12,10 @@ from bench_peers.system import Pool
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from trtkv import DataType, KeyForm, KVCacheManager, LlmRequest, LlmRequestState, block_key
-from trtkv.kv_cache_event_manager import KVCacheEventManager
-from trtkv.llm_request import add_new_token_to_each
+from trtkv import DataType, KeyForm, KVCacheManager, LlmRequest, LlmRequestState
+from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+from trtkv.keys import block_key
+from trtkv.records.llm_request import add_new_token_to_each
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,7 +9,7 @@ import typer
 
 
 class FormatChoice(str, Enum):
-    """``auto``, or a name of trtkv.replay.readers.registry."""
+    """``auto``, or a name of trtkv.traces.formats.registry."""
 
     AUTO = "auto"
     MOONCAKE = "mooncake"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from trtkv.commands.replay_job import Outcome, ReplayJob
-    from trtkv.replay.trace import RequestTrace
+    from trtkv.traces.trace import RequestTrace
 
 
 class RunCount(NamedTuple):
@@ -59,8 +59,8 @@ def warn_of_sweep(reports: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _count_outcome(outcome: Outcome) -> RunCount:
-    from trtkv.replay.loop_result import LoopResult
-    from trtkv.replay.replay_result import ReplayResult
+    from trtkv.replay.result import ReplayResult
+    from trtkv.replay.scheduler_loop.loop_result import LoopResult
 
     if isinstance(outcome, LoopResult):
         return RunCount(outcome.counts.finished_requests, len(outcome.counts.refusals))
@@ -72,7 +72,7 @@ def _count_outcome(outcome: Outcome) -> RunCount:
 def _reason(job: ReplayJob, trace: RequestTrace, outcome: Outcome) -> str:
     """Why not even the easiest request runs, and what to do."""
     from trtkv.commands.replay_job import SystemChoice
-    from trtkv.replay.loop_result import LoopResult
+    from trtkv.replay.scheduler_loop.loop_result import LoopResult
 
     if isinstance(outcome, LoopResult):
         easiest = min(outcome.counts.refusals, key=lambda refusal: refusal.prompt_tokens + refusal.output_tokens)

@@ -35,8 +35,8 @@ from trtkv.commands.replay_job import (
 from trtkv.commands.scheduler_replay import ArrivalsChoice, ChunkPolicyChoice, SchedulerChoice, show_loop_result
 
 if TYPE_CHECKING:
-    from trtkv.replay.replay_result import ReplayResult
-    from trtkv.replay.trace import RequestTrace
+    from trtkv.replay.result import ReplayResult
+    from trtkv.traces.trace import RequestTrace
 
 
 def replay(
@@ -164,9 +164,9 @@ def _read(settings: TraceSettings) -> RequestTrace:
 
 def _show_outcome(job: ReplayJob, requests: RequestTrace, json_file: str | None) -> None:
     """Run the job and show what came of it, in the way of its kind."""
-    from trtkv.replay.loop_result import LoopResult
-    from trtkv.replay.replay_result import ReplayResult
-    from trtkv.replay.report import progress_bar
+    from trtkv.replay.report.terminal import progress_bar
+    from trtkv.replay.result import ReplayResult
+    from trtkv.replay.scheduler_loop.loop_result import LoopResult
 
     outcome = run_job(job, requests, progress_bar)
     warning = warn_of_never_run(job, requests, outcome)
@@ -182,7 +182,7 @@ def _show_outcome(job: ReplayJob, requests: RequestTrace, json_file: str | None)
 
 
 def _show(result: ReplayResult, json_file: str | None) -> None:
-    from trtkv.replay.report import json_report, notes, print_report
+    from trtkv.replay.report.terminal import json_report, notes, print_report
 
     if json_file == "-":
         sys.stdout.write(json_report(result))
@@ -198,7 +198,7 @@ def _show(result: ReplayResult, json_file: str | None) -> None:
 def _show_nano(report: dict[str, object], json_file: str | None) -> None:
     from rich.console import Console
 
-    from trtkv.replay.nano_report import print_nano_report, print_rates
+    from trtkv.replay.report.nano_report import print_nano_report, print_rates
 
     text = json.dumps(report, indent=2) + "\n"
     if json_file == "-":

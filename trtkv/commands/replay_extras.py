@@ -14,10 +14,10 @@ import typer
 from trtkv.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from trtkv.replay.driver import Progress
-    from trtkv.replay.replay_config import ReplayConfig
-    from trtkv.replay.replay_result import ReplayResult
-    from trtkv.replay.trace import RequestTrace
+    from trtkv.replay.closed_loop import Progress
+    from trtkv.replay.config import ReplayConfig
+    from trtkv.replay.result import ReplayResult
+    from trtkv.traces.trace import RequestTrace
 
 ProgressBar = Callable[[int], "AbstractContextManager[Progress | None]"]
 
@@ -44,7 +44,7 @@ class ExtraOptions(NamedTuple):
 
 def check_extras(options: ExtraOptions, *, is_plain_replay: bool) -> None:
     """Refuse what cannot be done before anything is run. Raises MissingExtraError without the plot library."""
-    from trtkv.replay.plots import require_plots
+    from trtkv.replay.report.plots import require_plots
 
     if not is_plain_replay and (options.wants_causes or options.curve is not None):
         raise InvalidInputError(
@@ -59,7 +59,7 @@ def check_extras(options: ExtraOptions, *, is_plain_replay: bool) -> None:
 
 def check_bounds(options: ExtraOptions, trace: RequestTrace, config: ReplayConfig) -> None:
     """Refuse bounds that cannot be given, before anything is run."""
-    from trtkv.replay.bounds import has_bounds
+    from trtkv.replay.bounds.bounds import has_bounds
 
     if options.bounds and not has_bounds(trace.requests, config):
         raise InvalidInputError(
@@ -69,8 +69,8 @@ def check_bounds(options: ExtraOptions, trace: RequestTrace, config: ReplayConfi
 
 def add_extras(result: ReplayResult, options: ExtraOptions, progress_bar: ProgressBar) -> ReplayResult:
     """The result with bounds and the curve that were asked for; a page gets both, the curve from the model alone."""
-    from trtkv.replay.bounds import bounds_of
-    from trtkv.replay.capacity_curve import measure_curve, model_curve
+    from trtkv.replay.bounds.bounds import bounds_of
+    from trtkv.replay.bounds.capacity_curve import measure_curve, model_curve
 
     trace, config = result.trace, result.config
     if options.bounds or options.html_file is not None:
@@ -90,7 +90,7 @@ def add_extras(result: ReplayResult, options: ExtraOptions, progress_bar: Progre
 
 def write_extras(result: ReplayResult, options: ExtraOptions) -> None:
     """Write the causes of each request, and the page."""
-    from trtkv.replay.html_report import html_report
+    from trtkv.replay.report.html_report import html_report
 
     if options.explain_file is not None and result.explanation is not None:
         with _open_output(options.explain_file) as stream:

@@ -21,13 +21,13 @@ from trtkv.commands.scheduler_replay import (
 )
 
 if TYPE_CHECKING:
-    from trtkv.replay.driver import Progress
-    from trtkv.replay.loop_config import LoopConfig
-    from trtkv.replay.loop_result import LoopResult
-    from trtkv.replay.readers.registry import LoadedTrace
-    from trtkv.replay.replay_config import ReplayConfig
-    from trtkv.replay.replay_result import ReplayResult
-    from trtkv.replay.trace import RequestTrace
+    from trtkv.replay.closed_loop import Progress
+    from trtkv.replay.config import ReplayConfig
+    from trtkv.replay.result import ReplayResult
+    from trtkv.replay.scheduler_loop.loop_config import LoopConfig
+    from trtkv.replay.scheduler_loop.loop_result import LoopResult
+    from trtkv.traces.formats.registry import LoadedTrace
+    from trtkv.traces.trace import RequestTrace
 
     Outcome: TypeAlias = "ReplayResult | LoopResult | dict[str, object]"
 
@@ -63,8 +63,8 @@ class TraceSettings:
 
     def read(self) -> LoadedTrace:
         """The trace, and what told its format."""
-        from trtkv.replay.readers.options import ReadOptions
-        from trtkv.replay.readers.registry import read_requests
+        from trtkv.traces.formats.registry import read_requests
+        from trtkv.traces.options import ReadOptions
 
         options = ReadOptions(self.block_size, self.tokenizer, self.chat_template)
         return read_requests(self.path, options, format_name=self.format_name, lenient=self.lenient, limit=self.limit)
@@ -122,7 +122,7 @@ def make_job(options: Options, tell: Callable[[str], None] | None = None) -> Rep
 def run_job(job: ReplayJob, trace: RequestTrace, progress_bar: ProgressBar) -> Outcome:
     """Run it, and what was asked for beside it; the loop's program is written if that was asked for, nothing else."""
     from trtkv.replay.model_capacity import check_lengths
-    from trtkv.replay.replay_result import replay_trace
+    from trtkv.replay.result import replay_trace
 
     check_lengths(job.config, trace)
     if job.loop is not None:
@@ -138,9 +138,9 @@ def run_job(job: ReplayJob, trace: RequestTrace, progress_bar: ProgressBar) -> O
 
 def short_report(outcome: Outcome) -> dict[str, object]:
     """The JSON report of a run without its LONG_LISTS."""
-    from trtkv.replay.loop_report import loop_json
-    from trtkv.replay.loop_result import LoopResult
-    from trtkv.replay.replay_result import ReplayResult
+    from trtkv.replay.report.loop_report import loop_json
+    from trtkv.replay.result import ReplayResult
+    from trtkv.replay.scheduler_loop.loop_result import LoopResult
 
     if isinstance(outcome, LoopResult):
         report = cast("dict[str, object]", json.loads(loop_json(outcome)))
@@ -152,8 +152,8 @@ def short_report(outcome: Outcome) -> dict[str, object]:
 def _make_config(options: Options, tell: Callable[[str], None] | None) -> ReplayConfig:
     """The manager; a model and its memory stand in place of capacities and windows."""
     from trtkv.errors import InvalidInputError
+    from trtkv.replay.config import ReplayConfig
     from trtkv.replay.model_capacity import apply_cache_plan, describe_cache_plan
-    from trtkv.replay.replay_config import ReplayConfig
 
     config = ReplayConfig(
         tokens_per_block=options["tokens_per_block"],
@@ -223,9 +223,9 @@ def _check_bounds(job: ReplayJob) -> None:
 
 def _run_nano(job: ReplayJob, trace: RequestTrace, progress_bar: ProgressBar) -> dict[str, object]:
     """The report of a run on nano-vllm, with its bounds as last entry if they were asked for."""
-    from trtkv.replay.bounds import compute_bounds
-    from trtkv.replay.nano_driver import run_nano, run_nano_scheduler
-    from trtkv.replay.nano_report import nano_report
+    from trtkv.replay.bounds.bounds import compute_bounds
+    from trtkv.replay.nano.nano_driver import run_nano, run_nano_scheduler
+    from trtkv.replay.report.nano_report import nano_report
 
     config = job.config
     settings: dict[str, Any] = {

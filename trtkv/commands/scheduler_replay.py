@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 
 if TYPE_CHECKING:
-    from trtkv.replay.driver import Progress
-    from trtkv.replay.loop_config import LoopConfig
-    from trtkv.replay.loop_result import LoopResult
-    from trtkv.replay.replay_config import ReplayConfig
-    from trtkv.replay.trace import RequestTrace
+    from trtkv.replay.closed_loop import Progress
+    from trtkv.replay.config import ReplayConfig
+    from trtkv.replay.scheduler_loop.loop_config import LoopConfig
+    from trtkv.replay.scheduler_loop.loop_result import LoopResult
     from trtkv.scheduler.scheduler_config import ContextChunkingConfig
+    from trtkv.traces.trace import RequestTrace
 
 
 class SchedulerChoice(str, Enum):
@@ -68,9 +68,9 @@ def refuse_without_scheduler(options: SchedulerOptions) -> None:
 def make_loop_config(options: SchedulerOptions, cache: ReplayConfig) -> LoopConfig:
     """Settings of the loop; ``--scheduler`` must be given. Raises ConfigurationError and InvalidInputError."""
     from trtkv.errors import check
-    from trtkv.replay.arrival_queue import ArrivalMode
-    from trtkv.replay.loop_config import LoopConfig
-    from trtkv.replay.step_time import MODEL_NAME, parse_step_time
+    from trtkv.replay.scheduler_loop.arrival_queue import ArrivalMode
+    from trtkv.replay.scheduler_loop.loop_config import LoopConfig
+    from trtkv.replay.scheduler_loop.step_time import MODEL_NAME, parse_step_time
     from trtkv.scheduler.scheduler_config import CapacitySchedulerPolicy
 
     check(options.scheduler is not None, "settings of the scheduler loop without --scheduler")
@@ -105,8 +105,8 @@ def run_scheduler_loop(
     progress_of: Callable[[int], AbstractContextManager[Progress | None]],
 ) -> LoopResult:
     """Run the loop; with ``record`` every change of it is written to that file while it happens."""
-    from trtkv.replay.loop_result import replay_with_scheduler
-    from trtkv.replay.readers.registry import READERS
+    from trtkv.replay.scheduler_loop.loop_result import replay_with_scheduler
+    from trtkv.traces.formats.registry import READERS
 
     seconds_per_unit = READERS[trace.format].seconds_per_unit
     with progress_of(len(trace.requests)) as progress:
@@ -123,7 +123,7 @@ def run_scheduler_loop(
 
 def show_loop_result(result: LoopResult, json_file: str | None) -> None:
     """Tables on standard output and JSON to a file; or JSON alone on standard output."""
-    from trtkv.replay.loop_report import loop_json, loop_notes, print_loop_report
+    from trtkv.replay.report.loop_report import loop_json, loop_notes, print_loop_report
 
     if json_file == "-":
         sys.stdout.write(loop_json(result))

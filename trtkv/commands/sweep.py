@@ -24,7 +24,7 @@ from trtkv.commands.replay_job import ReplayJob, TraceSettings, make_job, make_t
 if TYPE_CHECKING:
     from trtkv.replay.sweep.grid import Configuration
     from trtkv.replay.sweep.task import Report, SweepTask
-    from trtkv.replay.trace import RequestTrace
+    from trtkv.traces.trace import RequestTrace
 
 NOT_SET: Final = ("trace", "json_file", "record", "explain_file", "html_file", "curve", "help")
 """Parameters of a replay that a sweep does not set: traces are named by themselves, a file belongs to one replay, and a
@@ -58,7 +58,7 @@ def sweep(
     parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows as Parquet.")] = None,
 ) -> None:
     """Replay traces with every combination of settings, on all processors or a cluster; stop and go on at will."""
-    from trtkv.replay.report import progress_bar
+    from trtkv.replay.report.terminal import progress_bar
     from trtkv.replay.sweep.columns import make_row
     from trtkv.replay.sweep.export import check_parquet, write_csv, write_parquet
     from trtkv.replay.sweep.grid import parse_settings
@@ -98,7 +98,7 @@ def read_trace(settings: TraceSettings) -> RequestTrace:
 
 def run_replay(trace: RequestTrace, job: ReplayJob) -> Report:
     """The report of a run; shows nothing."""
-    from trtkv.replay.report import progress_bar
+    from trtkv.replay.report.terminal import progress_bar
 
     return short_report(run_job(job, trace, functools.partial(progress_bar, quiet=True)))
 

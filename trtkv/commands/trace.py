@@ -37,7 +37,7 @@ def generate(
     import sys
     from random import Random
 
-    from trtkv.replay.workload import generate_workload
+    from trtkv.traces.generate.workload import generate_workload
 
     rows = generate_workload(kind.value, requests, Random(seed), block_size)
     lines = (row.to_json() + "\n" for row in rows)

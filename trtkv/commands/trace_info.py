@@ -34,10 +34,10 @@ def info(
 ) -> None:
     """Show what a trace holds: requests, tokens, sharing of prefixes, reuse distances, working sets."""
     from trtkv.errors import InvalidInputError
-    from trtkv.replay.readers.options import ReadOptions
-    from trtkv.replay.readers.registry import READERS, read_requests
-    from trtkv.replay.trace_info import describe_trace
-    from trtkv.replay.trace_info_report import print_trace_info, trace_info_json
+    from trtkv.traces.formats.registry import READERS, read_requests
+    from trtkv.traces.info.trace_info import describe_trace
+    from trtkv.traces.info.trace_info_report import print_trace_info, trace_info_json
+    from trtkv.traces.options import ReadOptions
 
     if tokens_per_block is not None and tokens_per_block < 1:
         raise InvalidInputError(f"--tokens-per-block is {tokens_per_block}; give at least 1")

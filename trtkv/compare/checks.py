@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from trtkv.common import ceil_div
 from trtkv.compare.reference import ReferenceNumber, TraceSource, load_traces
 from trtkv.errors import InvalidInputError
-from trtkv.replay.bounds import infinite_hit_tokens, infinite_matches
-from trtkv.replay.path_ids import path_ids
-from trtkv.replay.prefix_tree import PrefixTree
-from trtkv.replay.readers.options import ReadOptions
-from trtkv.replay.readers.registry import read_requests
-from trtkv.replay.reuse_distance import ReuseDistances, measure_reuse
-from trtkv.replay.simple_caches import ACCESS_POLICIES, SequentialRules, sequential_hits
-from trtkv.replay.symbols import BlockSymbols, prompt_tokens
+from trtkv.replay.bounds.simple_caches import ACCESS_POLICIES, SequentialRules, sequential_hits
+from trtkv.traces.formats.registry import read_requests
+from trtkv.traces.options import ReadOptions
+from trtkv.traces.prefixes.infinite_matches import infinite_hit_tokens, infinite_matches
+from trtkv.traces.prefixes.path_ids import path_ids
+from trtkv.traces.prefixes.prefix_tree import PrefixTree
+from trtkv.traces.prefixes.reuse_distance import ReuseDistances, measure_reuse
+from trtkv.traces.prefixes.symbols import BlockSymbols, prompt_tokens
 
 if TYPE_CHECKING:
-    from trtkv.replay.trace import TraceRequest
+    from trtkv.traces.trace import TraceRequest
 
 EQUAL: Final = "equal"
 WITHIN: Final = "within tolerance"

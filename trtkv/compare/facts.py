@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from trtkv.errors import InvalidInputError
-from trtkv.replay import nano_driver, replay_result
+from trtkv.replay import result as replay_result
+from trtkv.replay.nano import nano_driver
 
 BLOCKS: Final = "prompt blocks found in the cache, wholly or in part, summed over windows"
 FULL_BLOCKS: Final = "full prompt blocks found in the cache, the last one never"

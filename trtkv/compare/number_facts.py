@@ -7,7 +7,10 @@ from typing import Any, NamedTuple
 from trtkv.compare.comparison import NotComparableError
 from trtkv.compare.facts import Facts
 from trtkv.compare.reference import ReferenceNumber
-from trtkv.replay import bounds, nano_driver, replay_result, trace_info
+from trtkv.replay import result as replay_result
+from trtkv.replay.bounds import bounds
+from trtkv.replay.nano import nano_driver
+from trtkv.traces.info import trace_info
 
 SHORT_TRACES = {
     "mooncake-conversation": "conversation",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from trtkv.common import RequestId
 from trtkv.executor.beam_search import BeamSearch
-from trtkv.llm_request import LlmRequest
+from trtkv.records.llm_request import LlmRequest
 
 
 class GenerationResult(NamedTuple):

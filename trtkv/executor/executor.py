@@ -17,10 +17,10 @@ from trtkv.executor.paged_attention import SequenceSlice
 from trtkv.executor.paged_kv_cache import PagedKvCache
 from trtkv.executor.table_rows import TableRows
 from trtkv.kernels.kernel_launch import Backend
-from trtkv.kv_cache_manager import KVCacheManager
-from trtkv.llm_request import LlmRequest, LlmRequestState
+from trtkv.manager.kv_cache_manager import KVCacheManager
+from trtkv.records.llm_request import LlmRequest, LlmRequestState
+from trtkv.records.retention_config import KvCacheRetentionConfig
 from trtkv.resource_manager import KVCacheResourceManager
-from trtkv.retention_config import KvCacheRetentionConfig
 from trtkv.scheduler.capacity_scheduler import CapacityScheduler
 from trtkv.scheduler.micro_batch_scheduler import MicroBatchScheduler
 from trtkv.scheduler.scheduled_requests import ScheduledRequests

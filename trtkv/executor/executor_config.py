@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from trtkv.common import CacheType, WindowSize
-from trtkv.copy_engine import CopyEngine
+from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.executor.model_spec import ModelSpec
-from trtkv.kv_cache_event_manager import KVCacheEventManager
-from trtkv.kv_cache_manager import KVCacheManager
+from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.scheduler.scheduler_config import CapacitySchedulerPolicy, ChunkingPolicy
-from trtkv.torch_copy_engine import TorchCopyEngine
+from trtkv.transfers.copy_engine import CopyEngine
+from trtkv.transfers.torch_copy_engine import TorchCopyEngine
 
 Drafter: TypeAlias = "Callable[[list[int], int], list[int]]"
 """Guesses what follows: (prompt and generated tokens, most tokens wanted) -> draft tokens, possibly none."""

@@ -10,9 +10,9 @@ import torch
 from trtkv.executor.model_spec import ModelSpec
 from trtkv.kernels.kernel_launch import Backend
 from trtkv.kernels.offset_table import DeviceOffsetTable
-from trtkv.kv_cache_block_pool import KvLayout
-from trtkv.kv_cache_manager import KVCacheManager
-from trtkv.pool_tensors import get_primary
+from trtkv.manager.kv_cache_manager import KVCacheManager
+from trtkv.pools.kv_cache_block_pool import KvLayout
+from trtkv.pools.pool_tensors import get_primary
 
 
 class _Layer(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Any
 
 from trtkv.common import RECURRENT_STATES, WindowSize
 from trtkv.errors import MissingExtraError
-from trtkv.kv_cache_event_manager import KVCacheEventManager
-from trtkv.stats import KvCacheIterationStats, KvCacheStats
+from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+from trtkv.records.stats import KvCacheIterationStats, KvCacheStats
 
 _ITERATION_COUNTERS = {
     "iter_alloc_total_blocks": ("alloc_blocks", "Blocks taken from the free queues"),

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trtkv.block_key import BlockKey, MmKey
 from trtkv.errors import InvalidInputError
-from trtkv.kv_cache_events import (
+from trtkv.events.kv_cache_events import (
     KVCacheCreatedData,
     KVCacheEvent,
     KVCacheEventData,
@@ -16,6 +15,7 @@ from trtkv.kv_cache_events import (
     KVCacheStoredData,
     KVCacheUpdatedData,
 )
+from trtkv.keys.block_key import BlockKey, MmKey
 
 JsonObject = dict[str, Any]
 

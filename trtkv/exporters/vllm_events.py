@@ -6,18 +6,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from trtkv.block_key import BlockKey, num_key_tokens
 from trtkv.checks import check_count
 from trtkv.common import PRIMARY_LEVEL, RECURRENT_STATES, WindowSize
 from trtkv.errors import InvalidInputError, MissingExtraError
-from trtkv.kv_cache_event_consumer import CachedBlock, KVCacheEventConsumer
-from trtkv.kv_cache_events import (
+from trtkv.events.kv_cache_event_consumer import CachedBlock, KVCacheEventConsumer
+from trtkv.events.kv_cache_events import (
     KVCacheCreatedData,
     KVCacheEvent,
     KVCacheRemovedData,
     KVCacheStoredData,
     KVCacheUpdatedData,
 )
+from trtkv.keys.block_key import BlockKey, num_key_tokens
 
 MEDIA: Final = ("GPU", "CPU")
 """Names of the primary and the secondary level."""

@@ -13,12 +13,12 @@ from trtkv.errors import ConfigurationError, InvalidInputError
 from trtkv.kernels.block_offsets import OffsetRule, make_offset_rule, scatter_block_offsets
 from trtkv.kernels.kernel_launch import Backend
 from trtkv.kernels.staging_ring import StagingRing
-from trtkv.kv_cache_index import NULL_ENTRY
+from trtkv.records.kv_cache_index import NULL_ENTRY
 
 if TYPE_CHECKING:
     import torch
 
-    from trtkv.kv_cache_block_pool import KVCacheBlockPool
+    from trtkv.pools.kv_cache_block_pool import KVCacheBlockPool
 
 _UNKNOWN = -(2**31)
 """Stands in the host copy at positions never set."""

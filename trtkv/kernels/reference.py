@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trtkv.kv_cache_index import NULL_ENTRY
+from trtkv.records.kv_cache_index import NULL_ENTRY
 
 if TYPE_CHECKING:
     import torch

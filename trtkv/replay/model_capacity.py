@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from trtkv.errors import ConfigurationError, InvalidInputError
 
 if TYPE_CHECKING:
-    from trtkv.replay.replay_config import ReplayConfig
-    from trtkv.replay.trace import RequestTrace
+    from trtkv.replay.config import ReplayConfig
     from trtkv.sizing.cache_plan import CachePlan
+    from trtkv.traces.trace import RequestTrace
 
 
 def apply_cache_plan(config: ReplayConfig, plan: CachePlan) -> ReplayConfig:

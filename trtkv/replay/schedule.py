@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from trtkv.checks import check_integer
 from trtkv.errors import InvalidInputError
-from trtkv.replay.replay_config import EXTRA_BLOCKS_PER_REQUEST
+from trtkv.replay.config import EXTRA_BLOCKS_PER_REQUEST
 
 if TYPE_CHECKING:
-    from trtkv.replay.trace import TraceRequest
+    from trtkv.traces.trace import TraceRequest
 
 
 class Admit(NamedTuple):
@@ -61,7 +61,7 @@ def closed_loop_events(
 ) -> Iterator[Event]:
     """Events of the closed loop over ``num_blocks`` blocks with at most ``live`` requests at a time.
 
-    Requests of output length 0 decode one round, as in the loop of trtkv.replay.driver.
+    Requests of output length 0 decode one round, as in the loop of trtkv.replay.closed_loop.
     """
     for name, value in (("tokens_per_block", tokens_per_block), ("num_blocks", num_blocks), ("live", live)):
         check_integer(name, value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trtkv.checks import check_count
 from trtkv.common import RequestId
-from trtkv.llm_request import LlmRequest, LlmRequestState
+from trtkv.records.llm_request import LlmRequest, LlmRequestState
 
 
 def make_dummy_request(

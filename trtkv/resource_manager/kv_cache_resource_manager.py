@@ -9,21 +9,21 @@ from typing import Final
 
 from trtkv.checks import check_count, check_integer
 from trtkv.common import MAX_INT32, RECURRENT_STATES, BlockId, CacheType, RequestId, TokenId, WindowSize, ceil_div
-from trtkv.config import KvCacheConfig, ModelConfig, SchedulerConfig
-from trtkv.copy_engine import CopyEngine
 from trtkv.errors import ConfigurationError, InvalidInputError, OutOfBlocksError, UnknownIdError
-from trtkv.kv_cache_event_manager import KVCacheEventManager
-from trtkv.kv_cache_events import KVCacheEvent
-from trtkv.kv_cache_manager import KVCacheManager, RequestInfo
-from trtkv.llm_request import LlmRequest, LlmRequestState
-from trtkv.memory import CacheMemory, calculate_blocks_per_window, resolve_attention_windows, resolve_cache_dtype
+from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+from trtkv.events.kv_cache_events import KVCacheEvent
+from trtkv.manager.kv_cache_manager import KVCacheManager, RequestInfo
+from trtkv.pools.memory import CacheMemory, calculate_blocks_per_window, resolve_attention_windows, resolve_cache_dtype
+from trtkv.records.config import KvCacheConfig, ModelConfig, SchedulerConfig
+from trtkv.records.llm_request import LlmRequest, LlmRequestState
+from trtkv.records.stats import KvCacheIterationStats, KvCacheStats
 from trtkv.resource_manager.base_resource_manager import BaseResourceManager, KvBlockBudget
 from trtkv.resource_manager.dummy_requests import make_dummy_request, start_generation
 from trtkv.scheduler.capacity_scheduler import CapacityScheduler
 from trtkv.scheduler.request_fit import check_blocks_can_ever_fit
 from trtkv.scheduler.scheduled_requests import ScheduledRequests
 from trtkv.scheduler.token_budget import trim_context_chunks
-from trtkv.stats import KvCacheIterationStats, KvCacheStats
+from trtkv.transfers.copy_engine import CopyEngine
 
 _LOGGER: Final = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Final
 from trtkv.checks import check_member
 from trtkv.common import RequestId
 from trtkv.errors import InvalidInputError
-from trtkv.llm_request import LlmRequest
+from trtkv.records.llm_request import LlmRequest
 from trtkv.resource_manager.base_resource_manager import BaseResourceManager, KvBlockBudget
 from trtkv.resource_manager.kv_cache_resource_manager import KVCacheResourceManager
 from trtkv.scheduler.scheduled_requests import ScheduledRequests

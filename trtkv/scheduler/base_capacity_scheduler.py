@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from trtkv.checks import check_member
 from trtkv.errors import ConfigurationError, LogicError
-from trtkv.llm_request import LlmRequest, LlmRequestState
+from trtkv.records.llm_request import LlmRequest, LlmRequestState
 from trtkv.scheduler.budget_protocols import BasePeftCacheManager, KvCacheBudget
 
 

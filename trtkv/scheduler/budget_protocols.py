@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from trtkv.common import RequestId, TokenId, WindowSize
-from trtkv.llm_request import LlmRequest
-from trtkv.window_size_metadata import PrefixReuseSummary, WindowSizeMetadata
+from trtkv.records.llm_request import LlmRequest
+from trtkv.records.window_size_metadata import PrefixReuseSummary, WindowSizeMetadata
 
 
 class FreeBlockCounter(Protocol):

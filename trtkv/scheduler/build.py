@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trtkv.config import SchedulerConfig
 from trtkv.errors import ConfigurationError
+from trtkv.records.config import SchedulerConfig
 from trtkv.scheduler.capacity_scheduler import CapacityScheduler
 from trtkv.scheduler.micro_batch_scheduler import MicroBatchScheduler
 from trtkv.scheduler.scheduler_config import CapacitySchedulerPolicy, ChunkingPolicy, ContextChunkingConfig

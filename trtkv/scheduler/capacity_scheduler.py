@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from trtkv.checks import check_count, check_member
 from trtkv.errors import ConfigurationError, InvalidInputError
-from trtkv.llm_request import LlmRequest, LlmRequestState
+from trtkv.records.llm_request import LlmRequest, LlmRequestState
 from trtkv.scheduler.base_capacity_scheduler import BaseCapacityScheduler, ScheduleInput, StateLimits, make_state_limits
 from trtkv.scheduler.budget_protocols import BasePeftCacheManager, KvCacheBudget
 from trtkv.scheduler.guaranteed_no_evict_scheduler import GuaranteedNoEvictScheduler, StaticBatchScheduler

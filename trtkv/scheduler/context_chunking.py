@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from trtkv.errors import ConfigurationError
-from trtkv.llm_request import LlmRequest
+from trtkv.records.llm_request import LlmRequest
 from trtkv.scheduler.scheduler_config import ChunkingPolicy, ContextChunkingConfig, ReuseDiscount
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from trtkv.common import RequestId
-from trtkv.llm_request import LlmRequest
+from trtkv.records.llm_request import LlmRequest
 from trtkv.scheduler.base_capacity_scheduler import (
     BaseCapacityScheduler,
     ScheduleInput,

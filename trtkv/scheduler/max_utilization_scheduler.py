@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trtkv.llm_request import LlmRequest
+from trtkv.records.llm_request import LlmRequest
 from trtkv.scheduler.base_capacity_scheduler import (
     BaseCapacityScheduler,
     ScheduleInput,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from trtkv.checks import check_count, check_member, check_type
 from trtkv.common import RequestId
 from trtkv.errors import CapacityError, ConfigurationError, InvalidInputError
-from trtkv.llm_request import LlmRequest, LlmRequestState
+from trtkv.records.llm_request import LlmRequest, LlmRequestState
 from trtkv.scheduler.base_capacity_scheduler import make_state_limits
 from trtkv.scheduler.context_chunking import ContextChunker, count_compute_tokens, reusable_tokens
 from trtkv.scheduler.request_order import sort_requests

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from trtkv.common import RequestId
 from trtkv.errors import InvalidInputError
-from trtkv.llm_request import LlmRequest
+from trtkv.records.llm_request import LlmRequest
+from trtkv.records.window_size_metadata import PrefixReuseSummary
 from trtkv.scheduler.budget_protocols import KvCacheBudget
-from trtkv.window_size_metadata import PrefixReuseSummary
 
 
 class PrefixSummaries:

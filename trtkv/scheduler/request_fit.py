@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from trtkv.common import WindowSize, ceil_div
 from trtkv.errors import OutOfBlocksError
-from trtkv.linear_attention import has_recurrent_states_cache
-from trtkv.llm_request import LlmRequest
+from trtkv.records.linear_attention import has_recurrent_states_cache
+from trtkv.records.llm_request import LlmRequest
+from trtkv.records.window_size_metadata import PrefixReuseSummary, WindowSizeMetadata
 from trtkv.scheduler.budget_protocols import BasePeftCacheManager, KvCacheBudget
-from trtkv.window_size_metadata import PrefixReuseSummary, WindowSizeMetadata
 
 _NO_REUSE = PrefixReuseSummary(0, 0)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from trtkv.common import WindowSize
-from trtkv.llm_request import LlmRequest
+from trtkv.records.llm_request import LlmRequest
+from trtkv.records.window_size_metadata import PrefixReuseSummary
 from trtkv.scheduler.budget_protocols import KvCacheBudget
-from trtkv.window_size_metadata import PrefixReuseSummary
 
 
 class NoEvictScheduledBlocksManager:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from trtkv.common import RequestId
-from trtkv.llm_request import LlmRequest
+from trtkv.records.llm_request import LlmRequest
 
 
 @dataclass(slots=True)

@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from trtkv.capacity_estimation import (
+from trtkv.checks import check_integer
+from trtkv.common import RECURRENT_STATES, DataType, WindowSize
+from trtkv.errors import ConfigurationError, InvalidInputError
+from trtkv.pools.capacity_estimation import (
     calculate_bytes_per_token,
     calculate_max_block_requirements_per_beam,
     group_layers_by_window_size,
 )
-from trtkv.checks import check_integer
-from trtkv.common import RECURRENT_STATES, DataType, WindowSize
-from trtkv.errors import ConfigurationError, InvalidInputError
-from trtkv.linear_attention import LinearAttentionMetadata
-from trtkv.memory import CacheMemory
-from trtkv.window_size_metadata import PoolConfiguration
+from trtkv.pools.memory import CacheMemory
+from trtkv.records.linear_attention import LinearAttentionMetadata
+from trtkv.records.window_size_metadata import PoolConfiguration
 
 if TYPE_CHECKING:
-    from trtkv.config import KvCacheConfig, ModelConfig
+    from trtkv.records.config import KvCacheConfig, ModelConfig
     from trtkv.sizing.model_shape import ModelShape
 
 INDEX_KEYS_PER_SCALE: Final = 128
@@ -152,7 +152,7 @@ class CachePlan:
 
     def attention_windows(self) -> list[WindowSize]:
         """The window of each layer with a cache."""
-        from trtkv.memory import resolve_attention_windows
+        from trtkv.pools.memory import resolve_attention_windows
 
         return resolve_attention_windows(self.kv_cache_config, self.model_config)
 
@@ -162,7 +162,7 @@ def make_cache_plan(shape: ModelShape, options: SizingOptions) -> CachePlan:
 
     Raises ConfigurationError for options that do not go together, and when a window gets no block.
     """
-    from trtkv.memory import calculate_blocks_per_window, resolve_attention_windows, resolve_cache_dtype
+    from trtkv.pools.memory import calculate_blocks_per_window, resolve_attention_windows, resolve_cache_dtype
 
     _check(options)
     max_sequence_length = options.max_sequence_length or shape.max_position_embeddings
@@ -219,7 +219,7 @@ def _check(options: SizingOptions) -> None:
 
 
 def _cache_config(shape: ModelShape, options: SizingOptions, max_sequence_length: int) -> KvCacheConfig:
-    from trtkv.config import KvCacheConfig
+    from trtkv.records.config import KvCacheConfig
 
     chosen = options.windows or tuple(layer.window for layer in shape.layers)
     return KvCacheConfig(
@@ -236,7 +236,7 @@ def _cache_config(shape: ModelShape, options: SizingOptions, max_sequence_length
 def _model_config(
     shape: ModelShape, options: SizingOptions, max_sequence_length: int, kv_dtype: DataType
 ) -> ModelConfig:
-    from trtkv.config import ModelConfig
+    from trtkv.records.config import ModelConfig
 
     return ModelConfig(
         num_layers=len(shape.layers),

@@ -11,8 +11,8 @@ from trtkv.sizing.memory_size import format_memory_size
 if TYPE_CHECKING:
     import torch
 
-    from trtkv.kv_cache_block_pool import KVCacheBlockPool
-    from trtkv.kv_cache_manager import KVCacheManager
+    from trtkv.manager.kv_cache_manager import KVCacheManager
+    from trtkv.pools.kv_cache_block_pool import KVCacheBlockPool
     from trtkv.sizing.cache_plan import CachePlan, WindowPlan
 
 DEFAULT_CHECK_BYTES: Final = 256 * 2**20
@@ -73,7 +73,7 @@ def check_plan(plan: CachePlan, max_bytes: int = DEFAULT_CHECK_BYTES) -> PlanChe
 
 
 def _build_manager(plan: CachePlan, scale: float) -> KVCacheManager:
-    from trtkv.kv_cache_manager import KVCacheManager
+    from trtkv.manager.kv_cache_manager import KVCacheManager
 
     model, shape = plan.model_config, plan.shape
     blocks = {

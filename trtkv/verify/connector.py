@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trtkv.llm_request import LlmRequest
+    from trtkv.records.llm_request import LlmRequest
 
 
 class FixedMatchConnector:

@@ -9,9 +9,9 @@ from trtkv.verify.json_kinds import JsonValue
 from trtkv.verify.trace_values import write_hash, write_packed_key, write_slot
 
 if TYPE_CHECKING:
-    from trtkv.kv_cache_block import KVCacheBlock
-    from trtkv.kv_cache_manager import KVCacheManager
-    from trtkv.radix_block_tree import LookupNodePtr
+    from trtkv.blocks.kv_cache_block import KVCacheBlock
+    from trtkv.blocks.radix_block_tree import LookupNodePtr
+    from trtkv.manager.kv_cache_manager import KVCacheManager
     from trtkv.window_block_manager import WindowBlockManager
 
 NO_BLOCK_ID: Final = -2
@@ -45,7 +45,7 @@ def describe_queues(window_manager: WindowBlockManager) -> list[JsonValue]:
 
 
 def _describe_block(block: KVCacheBlock) -> list[JsonValue]:
-    from trtkv.block_key import num_key_tokens
+    from trtkv.keys.block_key import num_key_tokens
 
     return [
         block.ref_count,

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from trtkv.common import RequestId
 from trtkv.errors import InvalidInputError, UnknownIdError
-from trtkv.llm_request import LlmRequest
+from trtkv.records.llm_request import LlmRequest
 from trtkv.verify.clock import VirtualClock
 
 if TYPE_CHECKING:
-    from trtkv.copy_engine import BlockCopy, RecordingCopyEngine
-    from trtkv.kv_cache_manager import KVCacheManager
+    from trtkv.manager.kv_cache_manager import KVCacheManager
     from trtkv.scheduler.capacity_scheduler import CapacityScheduler
     from trtkv.scheduler.micro_batch_scheduler import MicroBatchScheduler
+    from trtkv.transfers.copy_engine import BlockCopy, RecordingCopyEngine
     from trtkv.verify.page_table import PageTable
 
 DEFAULT_CLOCK_START_MS = 1000
@@ -75,7 +75,7 @@ class MachineState:
     def copy_engine(self) -> RecordingCopyEngine:
         """The engine shared by both managers: it moves nothing and writes down what it was asked to move."""
         if self._copy_engine is None:
-            from trtkv.copy_engine import RecordingCopyEngine
+            from trtkv.transfers.copy_engine import RecordingCopyEngine
 
             self._copy_engine = RecordingCopyEngine()
         return self._copy_engine

@@ -17,7 +17,7 @@ from trtkv.verify.trace_values import (
 )
 
 if TYPE_CHECKING:
-    from trtkv.kv_cache_manager import KVCacheManager
+    from trtkv.manager.kv_cache_manager import KVCacheManager
 
 CONFIG_REQUIRED: Final[dict[str, Kind]] = {
     "tokens_per_block": INT,
@@ -58,8 +58,8 @@ def build_manager(state: MachineState, config: Args) -> KVCacheManager:
 
     Raises what the constructor raises.
     """
-    from trtkv.kv_cache_event_manager import KVCacheEventManager
-    from trtkv.kv_cache_manager import KVCacheManager
+    from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+    from trtkv.manager.kv_cache_manager import KVCacheManager
 
     event_buffer_max_size = config.get("event_buffer_max_size")
     connector_matched_tokens = config.get("connector_matched_tokens")

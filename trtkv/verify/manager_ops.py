@@ -6,13 +6,13 @@ from typing import Final
 
 from trtkv.common import KvCacheTransferMode, RequestId
 from trtkv.errors import UnknownIdError
-from trtkv.llm_request import LlmRequest
+from trtkv.records.llm_request import LlmRequest
+from trtkv.records.window_size_metadata import PrefixReuseSummary
 from trtkv.verify.json_kinds import BOOL, INT, INTS, Args, JsonValue, Kind, list_of, nullable, tuple_of
 from trtkv.verify.machine_state import DEFAULT_CLOCK_START_MS, MachineState
 from trtkv.verify.manager_config import CONFIG_OPTIONAL, CONFIG_REQUIRED, build_manager, describe_manager
 from trtkv.verify.op_spec import OpSpec, names_batch, names_id
 from trtkv.verify.trace_values import write_hash
-from trtkv.window_size_metadata import PrefixReuseSummary
 
 
 def create(state: MachineState, args: Args) -> JsonValue:

@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from trtkv.common import PLACEHOLDER_LEVEL, PRIMARY_LEVEL, SECONDARY_LEVEL, BlockId, RequestId
-from trtkv.linear_attention import has_recurrent_states_cache
-from trtkv.llm_request import LlmRequestState
+from trtkv.records.linear_attention import has_recurrent_states_cache
+from trtkv.records.llm_request import LlmRequestState
 from trtkv.verify.json_kinds import JsonValue
 from trtkv.verify.machine_state import MachineState
 from trtkv.verify.trace_values import to_float32, write_slot
 
 if TYPE_CHECKING:
-    from trtkv.copy_engine import BlockCopy
-    from trtkv.generation_request import GenerationRequest
-    from trtkv.kv_cache_manager import KVCacheManager
-    from trtkv.llm_request import LlmRequest
+    from trtkv.blocks.generation_request import GenerationRequest
+    from trtkv.manager.kv_cache_manager import KVCacheManager
+    from trtkv.records.llm_request import LlmRequest
+    from trtkv.transfers.copy_engine import BlockCopy
     from trtkv.window_block_manager import WindowBlockManager
 
 _STATES_WITH_CHUNK: Final = frozenset(

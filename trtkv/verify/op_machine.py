@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from trtkv.common import WindowSize
 from trtkv.errors import TrtkvError
-from trtkv.llm_request import LlmRequest
+from trtkv.records.llm_request import LlmRequest
 from trtkv.verify.debug_state import describe_queues
 from trtkv.verify.json_kinds import Args, JsonValue
 from trtkv.verify.machine_state import MachineState

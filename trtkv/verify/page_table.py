@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trtkv.llm_request import LlmRequest
+    from trtkv.records.llm_request import LlmRequest
 
 
 class PageTable:

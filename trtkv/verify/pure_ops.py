@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from trtkv.common import DataType
-from trtkv.linear_attention import LinearAttentionMetadata
+from trtkv.records.linear_attention import LinearAttentionMetadata
 from trtkv.verify.json_kinds import (
     BOOL,
     INT,
@@ -40,14 +40,14 @@ from trtkv.verify.trace_values import (
 
 def get_sink_bubble_length(state: MachineState, args: Args) -> int:
     """Unused tokens behind the sink."""
-    from trtkv.capacity_estimation import get_sink_bubble_length
+    from trtkv.pools.capacity_estimation import get_sink_bubble_length
 
     return get_sink_bubble_length(**args)
 
 
 def group_layers_by_window_size(state: MachineState, args: Args) -> JsonValue:
     """Layers of each window."""
-    from trtkv.capacity_estimation import group_layers_by_window_size
+    from trtkv.pools.capacity_estimation import group_layers_by_window_size
 
     layers = group_layers_by_window_size(**args)
     return {str(window): list(indices) for window, indices in layers.items()}
@@ -55,7 +55,7 @@ def group_layers_by_window_size(state: MachineState, args: Args) -> JsonValue:
 
 def calculate_window_size_to_share(state: MachineState, args: Args) -> JsonValue:
     """Share of the memory per window."""
-    from trtkv.capacity_estimation import calculate_window_size_to_share
+    from trtkv.pools.capacity_estimation import calculate_window_size_to_share
 
     shares = calculate_window_size_to_share(
         _by_window(args["window_size_to_layers"]),
@@ -71,14 +71,14 @@ def _by_window(value: Mapping[str, JsonValue]) -> dict[int, JsonValue]:
 
 def calculate_cache_size_per_token(state: MachineState, args: Args) -> int:
     """Elements of one token in one window."""
-    from trtkv.capacity_estimation import calculate_cache_size_per_token_for_single_window_size
+    from trtkv.pools.capacity_estimation import calculate_cache_size_per_token_for_single_window_size
 
     return calculate_cache_size_per_token_for_single_window_size(**args)
 
 
 def calculate_max_num_blocks(state: MachineState, args: Args) -> JsonValue:
     """Blocks per window that fit into memory."""
-    from trtkv.capacity_estimation import calculate_max_num_blocks
+    from trtkv.pools.capacity_estimation import calculate_max_num_blocks
 
     blocks_per_window = calculate_max_num_blocks(
         dtype=DataType(args["dtype"]),
@@ -102,21 +102,21 @@ def calculate_max_num_blocks(state: MachineState, args: Args) -> JsonValue:
 
 def calculate_max_attention_window(state: MachineState, args: Args) -> int:
     """Largest window that fits into a number of blocks."""
-    from trtkv.capacity_estimation import calculate_max_attention_window
+    from trtkv.pools.capacity_estimation import calculate_max_attention_window
 
     return calculate_max_attention_window(**args)
 
 
 def calculate_max_block_requirements(state: MachineState, args: Args) -> int:
     """Most blocks of a sequence."""
-    from trtkv.capacity_estimation import calculate_max_block_requirements
+    from trtkv.pools.capacity_estimation import calculate_max_block_requirements
 
     return calculate_max_block_requirements(**args)
 
 
 def calculate_max_block_requirements_per_beam(state: MachineState, args: Args) -> int:
     """Most blocks of a beam."""
-    from trtkv.capacity_estimation import calculate_max_block_requirements_per_beam
+    from trtkv.pools.capacity_estimation import calculate_max_block_requirements_per_beam
 
     return calculate_max_block_requirements_per_beam(**args)
 
@@ -145,7 +145,7 @@ def retention_per_block(state: MachineState, args: Args) -> JsonValue:
 
 def chop_vector_into_blocks(state: MachineState, args: Args) -> JsonValue:
     """Tokens cut into blocks."""
-    from trtkv.block_key import chop_vector_into_blocks
+    from trtkv.keys.block_key import chop_vector_into_blocks
 
     blocks = chop_vector_into_blocks(
         args["tokens"], args["usable_size"], args["tokens_per_block"], args["allow_partial"]
@@ -175,7 +175,7 @@ def linear_additional_blocks_needed(state: MachineState, args: Args) -> int:
 
 def build_block_keys(state: MachineState, args: Args) -> JsonValue:
     """Keys of a request with their chained hashes."""
-    from trtkv.block_key import build_block_keys, hash_block_key
+    from trtkv.keys.block_key import build_block_keys, hash_block_key
 
     request = state.get_request(args["id"])
     usable_size = args.get("usable_size")

@@ -21,10 +21,10 @@ from trtkv.verify.trace_values import (
 )
 
 if TYPE_CHECKING:
+    from trtkv.blocks.kv_cache_block import KVCacheBlock
     from trtkv.common import RequestId
-    from trtkv.kv_cache_block import KVCacheBlock
-    from trtkv.kv_cache_events import KVCacheEvent, KVCacheStoredBlockData
-    from trtkv.kv_cache_manager import KVCacheManager
+    from trtkv.events.kv_cache_events import KVCacheEvent, KVCacheStoredBlockData
+    from trtkv.manager.kv_cache_manager import KVCacheManager
 
 
 def scheduling_has_free_blocks(state: MachineState, args: Args) -> bool:
@@ -161,7 +161,7 @@ def get_latest_events(state: MachineState, args: Args) -> JsonValue:
 
 
 def _describe_event(event: KVCacheEvent) -> dict[str, JsonValue]:
-    from trtkv.kv_cache_events import KVCacheCreatedData, KVCacheRemovedData, KVCacheStoredData
+    from trtkv.events.kv_cache_events import KVCacheCreatedData, KVCacheRemovedData, KVCacheStoredData
 
     data = event.data
     result: dict[str, JsonValue] = {"id": event.event_id, "window": event.window_size}
@@ -181,7 +181,7 @@ def _describe_event(event: KVCacheEvent) -> dict[str, JsonValue]:
 
 
 def _describe_stored_block(block: KVCacheStoredBlockData) -> dict[str, JsonValue]:
-    from trtkv.block_key import BlockKey
+    from trtkv.keys.block_key import BlockKey
 
     return {
         "hash": write_hash(block.block_hash),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, TextIO, cast
 
 from trtkv.common import DataType
-from trtkv.llm_request import LlmRequest, LlmRequestState
+from trtkv.records.llm_request import LlmRequest, LlmRequestState
 from trtkv.resource_manager import KVCacheResourceManager
 from trtkv.scheduler.capacity_scheduler import CapacityScheduleResult
 from trtkv.scheduler.micro_batch_scheduler import MicroBatchScheduleResult
@@ -14,9 +14,9 @@ from trtkv.verify.clock import NS_PER_MS
 from trtkv.verify.recorder import TraceRecorder
 
 if TYPE_CHECKING:
-    from trtkv.kv_cache_manager import KVCacheManager
-    from trtkv.replay.loop_config import LoopConfig
-    from trtkv.replay.trace import TraceRequest
+    from trtkv.manager.kv_cache_manager import KVCacheManager
+    from trtkv.replay.scheduler_loop.loop_config import LoopConfig
+    from trtkv.traces.trace import TraceRequest
     from trtkv.verify.json_kinds import Args
 
 GROUP: Final = "scheduler_replay"

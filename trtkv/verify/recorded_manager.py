@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trtkv.common import BlockId, RequestId, TokenId, WindowSize
-from trtkv.llm_request import LlmRequest
+from trtkv.records.llm_request import LlmRequest
 
 if TYPE_CHECKING:
+    from trtkv.records.window_size_metadata import PrefixReuseSummary
     from trtkv.verify.recorder import TraceRecorder
-    from trtkv.window_size_metadata import PrefixReuseSummary
 
 
 class RecordedManager:

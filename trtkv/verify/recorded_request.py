@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkv.common import TokenId
 from trtkv.errors import InvalidInputError
-from trtkv.llm_request import LlmRequest, LlmRequestState
+from trtkv.records.llm_request import LlmRequest, LlmRequestState
 
 if TYPE_CHECKING:
     from trtkv.verify.recorder import TraceRecorder

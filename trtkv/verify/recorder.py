@@ -8,7 +8,7 @@ from typing import TextIO
 
 from trtkv.common import RequestId, TokenId
 from trtkv.errors import InvalidInputError, RetentionRangeError, TrtkvError, UnknownIdError, check
-from trtkv.llm_request import LlmRequest
+from trtkv.records.llm_request import LlmRequest
 from trtkv.verify.clock import VirtualClock
 from trtkv.verify.json_kinds import Args, JsonValue, KindError
 from trtkv.verify.op_machine import OpMachine, OpOutcome

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trtkv.llm_request import LlmRequestState, MultimodalInput
+from trtkv.records.llm_request import LlmRequestState, MultimodalInput
 from trtkv.verify.json_kinds import BOOL, INT, INTS, STR, Args, Kind, list_of, nullable, uint64
 from trtkv.verify.machine_state import MachineState
 from trtkv.verify.op_spec import OpSpec, names_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from trtkv.errors import InvalidInputError
-from trtkv.llm_request import LlmRequest
+from trtkv.records.llm_request import LlmRequest
 from trtkv.verify.json_kinds import BOOL, INT, INTS, Args, JsonValue, by_number, choice, nullable, record
 from trtkv.verify.machine_state import MachineState
 from trtkv.verify.manager_config import CONFIG_OPTIONAL, CONFIG_REQUIRED, build_manager, describe_manager

@@ -7,10 +7,11 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from trtkv.common import DataType, KvCacheTransferMode
-from trtkv.kv_cache_index import NULL_INDEX, KVCacheIndex, get_slot, is_primary
-from trtkv.linear_attention import LinearAttentionMetadata
-from trtkv.llm_request import LlmRequestState
-from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY, KvCacheRetentionConfig, TokenRangeRetentionConfig
+from trtkv.records.kv_cache_index import NULL_INDEX, KVCacheIndex, get_slot, is_primary
+from trtkv.records.linear_attention import LinearAttentionMetadata
+from trtkv.records.llm_request import LlmRequestState
+from trtkv.records.retention_config import DEFAULT_RETENTION_PRIORITY, KvCacheRetentionConfig, TokenRangeRetentionConfig
+from trtkv.records.window_size_metadata import PoolConfiguration
 from trtkv.verify.json_kinds import (
     BOOL,
     INT,
@@ -26,10 +27,9 @@ from trtkv.verify.json_kinds import (
     tuple_of,
     uint64,
 )
-from trtkv.window_size_metadata import PoolConfiguration
 
 if TYPE_CHECKING:
-    from trtkv.block_key import BlockKey, PackedKey
+    from trtkv.keys.block_key import BlockKey, PackedKey
 
 _FLOAT32: Final = struct.Struct("<f")
 
@@ -119,7 +119,7 @@ def read_pool_configurations(value: JsonValue) -> tuple[PoolConfiguration, ...]:
 
 def read_key(value: Args) -> BlockKey:
     """Block key of a key object."""
-    from trtkv.block_key import BlockKey, MmKey
+    from trtkv.keys.block_key import BlockKey, MmKey
 
     tokens = value["tokens"]
     extra_ids = value.get("extra_ids")
@@ -145,7 +145,7 @@ def write_key(key: BlockKey) -> dict[str, JsonValue]:
 
 def write_packed_key(packed: PackedKey) -> dict[str, JsonValue]:
     """Key object of a packed key."""
-    from trtkv.block_key import BlockKey
+    from trtkv.keys.block_key import BlockKey
 
     return write_key(BlockKey.unpack(packed))
 

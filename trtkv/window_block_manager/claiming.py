@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from trtkv.block_listener import BlockListener, RemovalReason
+from trtkv.blocks.block_listener import BlockListener, RemovalReason
+from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.common import PRIMARY_LEVEL, SECONDARY_LEVEL, KvCacheTransferMode, Priority
-from trtkv.eviction_policy import LRUEvictionPolicy
-from trtkv.kv_cache_block import KVCacheBlock
-from trtkv.kv_cache_event_manager import KVCacheEventManager
-from trtkv.kv_cache_events import KVCacheUpdatedData
-from trtkv.kv_cache_transfer_manager import KVCacheTransferManager
-from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY
+from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+from trtkv.events.kv_cache_events import KVCacheUpdatedData
+from trtkv.eviction.eviction_policy import LRUEvictionPolicy
+from trtkv.records.retention_config import DEFAULT_RETENTION_PRIORITY
+from trtkv.transfers.kv_cache_transfer_manager import KVCacheTransferManager
 from trtkv.window_block_manager.counters import BlockCounters
 from trtkv.window_block_manager.pools import WindowPools
 from trtkv.window_block_manager.reuse_matching import ReuseMatcher

@@ -6,18 +6,9 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from trtkv.block_key import (
-    NO_HASH,
-    HashLink,
-    PackedKey,
-    build_block_keys,
-    build_block_keys_of,
-    build_encoder_keys,
-    link_hash,
-    make_empty_key,
-    num_key_tokens,
-)
-from trtkv.block_listener import BlockListener, RemovalReason
+from trtkv.blocks.block_listener import BlockListener, RemovalReason
+from trtkv.blocks.generation_request import GenerationRequest, SequenceWindow
+from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.common import (
     PLACEHOLDER_BLOCK_ID,
     PLACEHOLDER_LEVEL,
@@ -28,15 +19,24 @@ from trtkv.common import (
     ceil_div,
 )
 from trtkv.errors import InvalidInputError, OutOfBlocksError, check
-from trtkv.eviction_policy import LRUEvictionPolicy
-from trtkv.generation_request import GenerationRequest, SequenceWindow
-from trtkv.kv_cache_block import KVCacheBlock
-from trtkv.kv_cache_event_manager import KVCacheEventManager
-from trtkv.kv_cache_events import KVCacheUpdatedData
-from trtkv.kv_cache_index import SECONDARY_POOL_FLAG
-from trtkv.kv_cache_transfer_manager import KVCacheTransferManager
-from trtkv.llm_request import LlmRequest
-from trtkv.retention_config import DEFAULT_RETENTION_PRIORITY, RetentionPriorityAndDuration
+from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+from trtkv.events.kv_cache_events import KVCacheUpdatedData
+from trtkv.eviction.eviction_policy import LRUEvictionPolicy
+from trtkv.keys.block_key import (
+    NO_HASH,
+    HashLink,
+    PackedKey,
+    build_block_keys,
+    build_block_keys_of,
+    build_encoder_keys,
+    link_hash,
+    make_empty_key,
+    num_key_tokens,
+)
+from trtkv.records.kv_cache_index import SECONDARY_POOL_FLAG
+from trtkv.records.llm_request import LlmRequest
+from trtkv.records.retention_config import DEFAULT_RETENTION_PRIORITY, RetentionPriorityAndDuration
+from trtkv.transfers.kv_cache_transfer_manager import KVCacheTransferManager
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.counters import BlockCounters
 from trtkv.window_block_manager.pools import WindowPools

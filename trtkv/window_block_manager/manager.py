@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from trtkv.block_key import PackedKey, chop_vector_into_blocks, token_bytes
-from trtkv.block_listener import BlockListener, RemovalReason
+from trtkv.blocks.block_listener import BlockListener, RemovalReason
+from trtkv.blocks.generation_request import GenerationRequest
+from trtkv.blocks.kv_cache_block import (
+    ChannelBlock,
+    HashMapOrderedBlock,
+    KVCacheBlock,
+    PlaceholderBlock,
+    create_root_block,
+    create_swa_placeholder,
+)
+from trtkv.blocks.radix_block_tree import UnifiedBlockTree
 from trtkv.common import (
     CACHED_BLOCKS_ROOT_ID,
     PLACEHOLDER_BLOCK_ID,
@@ -19,25 +28,17 @@ from trtkv.common import (
     WindowSize,
     trunc_mod,
 )
-from trtkv.copy_engine import CopyEngine
 from trtkv.errors import UnknownIdError, check
-from trtkv.eviction_policy import FreshBlocks, LRUEvictionPolicy
-from trtkv.generation_request import GenerationRequest
-from trtkv.kv_cache_block import (
-    ChannelBlock,
-    HashMapOrderedBlock,
-    KVCacheBlock,
-    PlaceholderBlock,
-    create_root_block,
-    create_swa_placeholder,
-)
-from trtkv.kv_cache_event_manager import KVCacheEventManager
-from trtkv.kv_cache_events import KVCacheStoredData
-from trtkv.kv_cache_index import make_index
-from trtkv.kv_cache_transfer_manager import KVCacheTransferManager
-from trtkv.llm_request import LlmRequest
-from trtkv.radix_block_tree import UnifiedBlockTree
-from trtkv.stats import KvCacheIterationStats, hit_rate
+from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+from trtkv.events.kv_cache_events import KVCacheStoredData
+from trtkv.eviction.eviction_policy import FreshBlocks, LRUEvictionPolicy
+from trtkv.keys.block_key import PackedKey, chop_vector_into_blocks, token_bytes
+from trtkv.records.kv_cache_index import make_index
+from trtkv.records.llm_request import LlmRequest
+from trtkv.records.stats import KvCacheIterationStats, hit_rate
+from trtkv.records.window_size_metadata import PrefixReuseSummary
+from trtkv.transfers.copy_engine import CopyEngine
+from trtkv.transfers.kv_cache_transfer_manager import KVCacheTransferManager
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.counters import BlockCounters
 from trtkv.window_block_manager.loading import BatchSeqStats, BlockLoader, ClaimResult
@@ -48,7 +49,6 @@ from trtkv.window_block_manager.reuse_matching import ReuseMatcher
 from trtkv.window_block_manager.sequences import SequenceBlocks, write_slot_at
 from trtkv.window_block_manager.settings import WindowSettings
 from trtkv.window_block_manager.storing import BlockStorer
-from trtkv.window_size_metadata import PrefixReuseSummary
 
 
 class WindowBlockManager:

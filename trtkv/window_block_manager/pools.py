@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from trtkv.common import CacheType, DataType
 from trtkv.errors import ConfigurationError
-from trtkv.kv_cache_block_pool import (
+from trtkv.pools.kv_cache_block_pool import (
     KVCacheBlockPool,
     create_block_scale_pool,
     create_data_pool,

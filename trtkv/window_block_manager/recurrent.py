@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trtkv.blocks.generation_request import GenerationRequest, SequenceWindow
+from trtkv.blocks.kv_cache_block import KVCacheBlock, create_swa_placeholder
 from trtkv.common import PLACEHOLDER_LEVEL, PRIMARY_LEVEL, RequestId
 from trtkv.errors import LogicError, OutOfBlocksError, UnknownIdError, check
-from trtkv.eviction_policy import LRUEvictionPolicy
-from trtkv.generation_request import GenerationRequest, SequenceWindow
-from trtkv.kv_cache_block import KVCacheBlock, create_swa_placeholder
-from trtkv.kv_cache_transfer_manager import KVCacheTransferManager
-from trtkv.linear_attention import LinearAttentionMetadata
-from trtkv.llm_request import LlmRequest
+from trtkv.eviction.eviction_policy import LRUEvictionPolicy
+from trtkv.records.linear_attention import LinearAttentionMetadata
+from trtkv.records.llm_request import LlmRequest
+from trtkv.transfers.kv_cache_transfer_manager import KVCacheTransferManager
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.pools import WindowPools
 from trtkv.window_block_manager.sequences import SequenceBlocks, add_block_to_beam

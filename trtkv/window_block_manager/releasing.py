@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from trtkv.block_key import PackedKey, num_key_tokens
-from trtkv.block_listener import RemovalReason
+from trtkv.blocks.block_listener import RemovalReason
+from trtkv.blocks.generation_request import SequenceWindow
+from trtkv.blocks.kv_cache_block import KVCacheBlock
+from trtkv.blocks.radix_block_tree import LookupNodePtr
 from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, RequestId
 from trtkv.errors import InvalidInputError, check
-from trtkv.eviction_policy import LRUEvictionPolicy
-from trtkv.generation_request import SequenceWindow
-from trtkv.kv_cache_block import KVCacheBlock
-from trtkv.radix_block_tree import LookupNodePtr
-from trtkv.retention_config import MIN_RETENTION_PRIORITY
+from trtkv.eviction.eviction_policy import LRUEvictionPolicy
+from trtkv.keys.block_key import PackedKey, num_key_tokens
+from trtkv.records.retention_config import MIN_RETENTION_PRIORITY
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.reuse_matching import ReuseMatcher
 from trtkv.window_block_manager.sequences import SequenceBlocks

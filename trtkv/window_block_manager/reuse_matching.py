@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trtkv.block_key import PackedKey, hash_block_key, num_key_tokens
+from trtkv.blocks.kv_cache_block import HashMapOrderedBlock, KVCacheBlock
+from trtkv.blocks.radix_block_tree import LookupNodePtr, UnifiedBlockTree
+from trtkv.blocks.templated_trie import ChildMap
 from trtkv.common import MAX_INT32
-from trtkv.kv_cache_block import HashMapOrderedBlock, KVCacheBlock
-from trtkv.kv_cache_event_manager import describe_stored_block
-from trtkv.kv_cache_events import KVCacheStoredData
-from trtkv.radix_block_tree import LookupNodePtr, UnifiedBlockTree
-from trtkv.templated_trie import ChildMap
+from trtkv.events.kv_cache_event_manager import describe_stored_block
+from trtkv.events.kv_cache_events import KVCacheStoredData
+from trtkv.keys.block_key import PackedKey, hash_block_key, num_key_tokens
 from trtkv.window_block_manager.settings import WindowSettings
 
 

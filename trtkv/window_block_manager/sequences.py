@@ -5,14 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from trtkv.block_key import num_key_tokens
-from trtkv.block_listener import RemovalReason
+from trtkv.blocks.block_listener import RemovalReason
+from trtkv.blocks.generation_request import GenerationRequest, SequenceWindow
+from trtkv.blocks.kv_cache_block import KVCacheBlock, create_swa_placeholder
 from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, RequestId, ceil_div, trunc_mod
 from trtkv.errors import InvalidInputError, OutOfBlocksError, UnknownIdError, check
-from trtkv.eviction_policy import LRUEvictionPolicy
-from trtkv.generation_request import GenerationRequest, SequenceWindow
-from trtkv.kv_cache_block import KVCacheBlock, create_swa_placeholder
-from trtkv.kv_cache_index import NULL_ENTRY, get_slot
+from trtkv.eviction.eviction_policy import LRUEvictionPolicy
+from trtkv.keys.block_key import num_key_tokens
+from trtkv.records.kv_cache_index import NULL_ENTRY, get_slot
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.settings import WindowSettings
 

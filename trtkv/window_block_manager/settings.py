@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trtkv.common import CacheType, KeyForm, WindowSize
-from trtkv.linear_attention import LinearAttentionMetadata
+from trtkv.records.linear_attention import LinearAttentionMetadata
 
 
 @dataclass(frozen=True, slots=True)

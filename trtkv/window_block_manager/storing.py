@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from trtkv.block_key import (
+from trtkv.blocks.block_listener import BlockListener, RemovalReason
+from trtkv.blocks.generation_request import GenerationRequest, SequenceWindow
+from trtkv.blocks.kv_cache_block import KVCacheBlock
+from trtkv.blocks.radix_block_tree import HashMapOrderedNode, LookupNodePtr
+from trtkv.blocks.templated_trie import ChildMap
+from trtkv.common import PLACEHOLDER_BLOCK_ID, BlockId, CacheType
+from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+from trtkv.eviction.eviction_policy import LRUEvictionPolicy
+from trtkv.keys.block_key import (
     HashLink,
     PackedKey,
     build_block_keys,
@@ -15,15 +23,7 @@ from trtkv.block_key import (
     num_key_tokens,
     resolve_hash,
 )
-from trtkv.block_listener import BlockListener, RemovalReason
-from trtkv.common import PLACEHOLDER_BLOCK_ID, BlockId, CacheType
-from trtkv.eviction_policy import LRUEvictionPolicy
-from trtkv.generation_request import GenerationRequest, SequenceWindow
-from trtkv.kv_cache_block import KVCacheBlock
-from trtkv.kv_cache_event_manager import KVCacheEventManager
-from trtkv.llm_request import LlmRequest, LlmRequestState
-from trtkv.radix_block_tree import HashMapOrderedNode, LookupNodePtr
-from trtkv.templated_trie import ChildMap
+from trtkv.records.llm_request import LlmRequest, LlmRequestState
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.recurrent import RecurrentStates
 from trtkv.window_block_manager.reuse_matching import ReuseMatcher

@@ -1,0 +1,310 @@
+"""The LRU policy with priorities: order of victims, never-used blocks, expiries, fast paths against a slow model."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.contracts.eviction_policy import EvictionPolicyContract
+from tests.fake_clock import FakeClock
+from trtkv.blocks.kv_cache_block import KVCacheBlock, PlaceholderBlock, create_root_block, create_swa_placeholder
+from trtkv.blocks.radix_block_tree import UnifiedBlockTree
+from trtkv.common import PLACEHOLDER_BLOCK_ID, PLACEHOLDER_LEVEL, PRIMARY_LEVEL, SECONDARY_LEVEL, BlockId
+from trtkv.errors import LogicError
+from trtkv.eviction.eviction_policy import FreeBlocksQueue, FreshBlocks, LRUEvictionPolicy, get_cache_level
+from trtkv.records.kv_cache_index import make_index
+
+
+def make_policy(
+    num_primary: int,
+    num_secondary: int = 0,
+    num_placeholders: int = 0,
+    clock: FakeClock | None = None,
+    threshold: int | None = None,
+) -> LRUEvictionPolicy:
+    def make_block(block_id: BlockId, fresh: FreshBlocks) -> KVCacheBlock:
+        if fresh.level == PLACEHOLDER_LEVEL:
+            return PlaceholderBlock(block_id, 0, fresh)
+        is_secondary = fresh.level == SECONDARY_LEVEL
+        return KVCacheBlock(block_id, make_index(block_id - num_primary * is_secondary, is_secondary), fresh)
+
+    return LRUEvictionPolicy(num_primary, num_secondary, make_block, clock or FakeClock(), threshold, num_placeholders)
+
+
+class TestLruEvictionPolicyKeepsTheContract(EvictionPolicyContract):
+    def make_policy(self, num_primary: int, num_secondary: int, clock: FakeClock) -> LRUEvictionPolicy:
+        return make_policy(num_primary, num_secondary, clock=clock)
+
+
+def take(policy: LRUEvictionPolicy, level: int = PRIMARY_LEVEL) -> KVCacheBlock:
+    block, _ = policy.get_free_block(level)
+    policy.claim_block(block)
+    return block
+
+
+def ids(policy: LRUEvictionPolicy, level: int = PRIMARY_LEVEL) -> list[tuple[int, list[BlockId]]]:
+    return [(priority, found) for of_level, priority, found in policy.free_queues() if of_level == level]
+
+
+# -- order ------------------------------------------------------------------------------------------
+
+
+def test_blocks_start_in_id_order_at_the_default_priority() -> None:
+    policy = make_policy(3, 2, 2)
+    assert policy.free_queues() == [(0, 35, [0, 1, 2]), (1, 35, [3, 4]), (2, 35, [-2, -3])]
+
+
+def test_longest_free_block_goes_first() -> None:
+    policy = make_policy(3)
+    blocks = [take(policy) for _ in range(3)]
+    for index in (1, 2, 0):
+        policy.release_block(blocks[index])
+    assert ids(policy) == [(35, [1, 2, 0])]
+
+
+def test_never_used_blocks_stand_between_front_and_back() -> None:
+    policy = make_policy(5)
+    blocks = [take(policy) for _ in range(3)]
+    policy.release_block(blocks[0])
+    policy.release_block(blocks[1], to_front=True)
+    policy.release_block(blocks[2], to_front=True)
+    assert ids(policy) == [(35, [2, 1, 3, 4, 0])]
+    assert [take(policy).block_id for _ in range(5)] == [2, 1, 3, 4, 0]
+
+
+def test_claiming_one_from_the_middle_of_the_never_used_keeps_the_order() -> None:
+    policy = make_policy(6)
+    block = policy.get_fresh_blocks(PRIMARY_LEVEL).get_block(3)
+    policy.claim_block(block)
+    assert ids(policy) == [(35, [0, 1, 2, 4, 5])]
+    assert policy.get_num_free_blocks(PRIMARY_LEVEL) == 5
+    assert [take(policy).block_id for _ in range(5)] == [0, 1, 2, 4, 5]
+
+
+def test_placeholders_have_a_level_of_their_own() -> None:
+    policy = make_policy(1, 1, 2)
+    block, can_offload = policy.get_free_block(PRIMARY_LEVEL, want_placeholder=True)
+    assert (block.block_id, can_offload) == (-2, False)
+    policy.claim_block(block)
+    assert policy.get_num_free_blocks(PLACEHOLDER_LEVEL) == 1
+    policy.release_block(block)
+    assert ids(policy, PLACEHOLDER_LEVEL) == [(35, [-3, -2])]
+    assert get_cache_level(block) == PLACEHOLDER_LEVEL
+
+
+@pytest.mark.parametrize(
+    ("threshold", "offloadable"), [(None, [False, True, True]), (0, [True] * 3), (101, [False] * 3)]
+)
+def test_victims_of_enough_priority_may_be_offloaded(threshold: int | None, offloadable: list[bool]) -> None:
+    policy = make_policy(3, 1, threshold=threshold)
+    blocks = [take(policy) for _ in range(3)]
+    for block, priority in zip(blocks, (29, 30, 80), strict=True):
+        policy.claim_block(block, priority)
+        policy.release_block(block)
+    found = []
+    for _ in range(3):
+        block, can_offload = policy.get_free_block(PRIMARY_LEVEL)
+        found.append(can_offload)
+        policy.claim_block(block)
+    assert found == offloadable
+    assert policy.get_free_block(SECONDARY_LEVEL)[1] is False
+
+
+def test_priority_is_kept_unless_another_is_given_and_duration_is_not() -> None:
+    policy = make_policy(1)
+    block = take(policy)
+    policy.claim_block(block, 70, 500)
+    assert (block.priority, policy.get_duration_ms(block)) == (70, 500)
+    policy.release_block(block)
+    policy.claim_block(block)
+    assert (block.priority, policy.get_duration_ms(block)) == (70, None)
+
+
+def test_stand_in_of_sliding_windows_is_never_queued() -> None:
+    policy = make_policy(1)
+    policy.release_block(create_swa_placeholder())
+    assert policy.free_queues() == [(0, 35, [0])]
+    with pytest.raises(LogicError, match="the root block must never be queued"):
+        policy.release_block(create_root_block(0))
+    assert PLACEHOLDER_BLOCK_ID not in [i for _, found in ids(policy) for i in found]
+
+
+def test_held_block_in_a_queue_is_noticed_when_it_would_be_taken() -> None:
+    policy = make_policy(1)
+    block, _ = policy.get_free_block(PRIMARY_LEVEL)
+    block.inc_ref_count()
+    with pytest.raises(LogicError, match="holds referenced block 0"):
+        policy.get_free_block(PRIMARY_LEVEL)
+
+
+# -- never-used blocks ------------------------------------------------------------------------------
+
+
+def test_block_objects_are_made_when_they_are_needed() -> None:
+    policy = make_policy(3000, 1000)
+    assert policy.get_fresh_blocks(PRIMARY_LEVEL).blocks == []
+    take(policy)
+    assert len(policy.get_fresh_blocks(PRIMARY_LEVEL).blocks) == 1024
+    assert len(policy.get_fresh_blocks(PRIMARY_LEVEL)) == 2999
+    policy.make_all_blocks()
+    assert [len(policy.get_fresh_blocks(level).blocks) for level in range(3)] == [3000, 1000, 0]
+    assert policy.get_num_free_blocks(PRIMARY_LEVEL) == 2999
+    assert policy.verify_queue_integrity()
+
+
+# -- expiries ---------------------------------------------------------------------------------------
+
+
+def release(policy: LRUEvictionPolicy, block: KVCacheBlock, priority: int, duration_ms: int | None) -> None:
+    policy.claim_block(block, priority, duration_ms)
+    policy.release_block(block)
+
+
+def test_expired_blocks_go_to_the_back_in_the_order_of_their_expiry() -> None:
+    clock = FakeClock(tick_ns=0)
+    policy = make_policy(5, clock=clock)
+    blocks = [take(policy) for _ in range(4)]
+    for block, duration in zip(blocks, (30, 10, 20, 10), strict=True):
+        release(policy, block, 80, duration)
+    assert [block_id for block_id, _ in policy.expiring()] == [1, 3, 2, 0]
+    clock.advance_ms(20)
+    assert policy.refresh() == [(blocks[1], 80), (blocks[3], 80), (blocks[2], 80)]
+    assert ids(policy) == [(35, [4, 1, 3, 2]), (80, [0])]
+    assert policy.expiring() == [(0, 1000 * 10**6 + 30 * 10**6)]
+
+
+def test_expiry_at_this_very_moment_counts() -> None:
+    clock = FakeClock(tick_ns=0)
+    policy = make_policy(1, clock=clock)
+    block = take(policy)
+    release(policy, block, 80, 5)
+    clock.advance_ms(5)
+    assert policy.refresh() == [(block, 80)]
+
+
+@pytest.mark.parametrize(("priority", "duration_ms"), [(35, 10), (80, None)])
+def test_default_priority_and_unlimited_duration_do_not_expire(priority: int, duration_ms: int | None) -> None:
+    policy = make_policy(1)
+    release(policy, take(policy), priority, duration_ms)
+    assert policy.expiring() == []
+
+
+def test_expired_block_lands_on_its_present_level() -> None:
+    clock = FakeClock()
+    policy = make_policy(1, 1, clock=clock)
+    primary, secondary = take(policy), take(policy, SECONDARY_LEVEL)
+    policy.claim_block(primary, 80, 5)
+    primary.swap_memory_pool_block_offset(secondary)
+    policy.release_block(primary)
+    clock.advance_ms(10)
+    policy.refresh()
+    assert ids(policy, SECONDARY_LEVEL) == [(35, [0])]
+
+
+# -- fast paths -------------------------------------------------------------------------------------
+
+
+def test_taking_many_is_taking_one_after_the_other() -> None:
+    """``take_default_blocks`` against ``get_free_block`` and ``claim_block``, from random states."""
+    num_compared = 0
+    for seed in range(200):
+        fast, slow = (run_randomly(seed) for _ in range(2))
+        rng = random.Random(seed)
+        count = rng.randint(0, fast.get_num_free_blocks(PRIMARY_LEVEL))
+        if not fast.can_take_default_blocks(count):
+            continue
+        num_compared += 1
+        assert not [priority for priority, _ in ids(fast) if priority < 35]
+        taken = fast.take_default_blocks(count)
+        expected = [take_default(slow) for _ in range(count)]
+        assert [b.block_id for b in taken] == [b.block_id for b in expected]
+        assert all((b.priority, fast.get_duration_ms(b), b._free_queue) == (35, None, None) for b in taken)
+        assert fast.free_queues() == slow.free_queues()
+        assert fast.get_num_free_blocks(PRIMARY_LEVEL) == slow.get_num_free_blocks(PRIMARY_LEVEL)
+    assert num_compared > 50
+
+
+def take_default(policy: LRUEvictionPolicy) -> KVCacheBlock:
+    block, _ = policy.get_free_block(PRIMARY_LEVEL)
+    policy.claim_block(block, 35)
+    return block
+
+
+def run_randomly(seed: int) -> LRUEvictionPolicy:
+    rng = random.Random(seed)
+    policy = make_policy(12, 3, clock=FakeClock())
+    held: list[KVCacheBlock] = []
+    priorities = (35,) if seed % 2 else (35, 35, 35, 60, 10)
+    for _ in range(rng.randrange(40)):
+        if policy.get_num_free_blocks(PRIMARY_LEVEL) and rng.random() < 0.6:
+            block, _ = policy.get_free_block(PRIMARY_LEVEL)
+            policy.claim_block(block, rng.choice(priorities))
+            held.append(block)
+        elif held:
+            policy.release_block(held.pop(rng.randrange(len(held))), rng.random() < 0.4)
+    return policy
+
+
+def test_claiming_many_is_claiming_one_after_the_other() -> None:
+    for seed in range(50):
+        fast, slow = (run_randomly(seed) for _ in range(2))
+        chosen = [i for _, found in ids(fast) for i in found][::2]
+        for policy in (fast, slow):
+            blocks = [policy.get_fresh_blocks(PRIMARY_LEVEL).get_block(i) for i in chosen]
+            if policy is fast:
+                policy.claim_blocks(blocks)
+            else:
+                for block in blocks:
+                    policy.claim_block(block)
+        assert fast.free_queues() == slow.free_queues()
+        assert fast.get_num_free_blocks(PRIMARY_LEVEL) == slow.get_num_free_blocks(PRIMARY_LEVEL)
+
+
+def test_claiming_many_cancels_their_expiries() -> None:
+    policy = make_policy(3)
+    blocks = [take(policy) for _ in range(2)]
+    for block in blocks:
+        release(policy, block, 80, 5)
+    policy.claim_blocks(blocks)
+    assert policy.expiring() == []
+
+
+def test_releasing_many_drops_one_reference_each() -> None:
+    """Uncached blocks go to the front, cached ones to the back; those still held stay out of the queues."""
+    policy = make_policy(7, 1)
+    blocks = [take(policy) for _ in range(6)]
+    tree = UnifiedBlockTree()
+    for block in (*blocks[:3], blocks[5]):
+        block.attach_to_lookup_node(tree.root.insert_node(bytes([block.block_id, 0, 0, 0])))
+    secondary = take(policy, SECONDARY_LEVEL)
+    secondary.swap_memory_pool_block_offset(blocks[1])
+    policy.claim_block(blocks[2], 60)
+    for block in blocks:
+        block.inc_ref_count()
+    blocks[0].inc_ref_count()
+    policy.release_blocks(reversed([*blocks, create_swa_placeholder()]))
+    assert [block.ref_count for block in blocks] == [1, 0, 0, 0, 0, 0]
+    assert ids(policy) == [(35, [3, 4, 6, 5]), (60, [2])]
+    assert ids(policy, SECONDARY_LEVEL) == [(35, [1])]
+    assert policy.get_num_free_blocks(PRIMARY_LEVEL) == 5
+
+
+def test_ring_of_a_queue_is_checked() -> None:
+    queue, other = FreeBlocksQueue(0, 35), FreeBlocksQueue(0, 35)
+    blocks = [KVCacheBlock(index, index) for index in range(4)]
+    for block in blocks[:3]:
+        queue.insert_block(block, to_front=False)
+    queue.insert_block(blocks[3], to_front=True)
+    assert list(queue) == [blocks[3], *blocks[:3]]
+    assert queue.is_intact()
+    queue.discard_block(blocks[1])
+    assert list(queue) == [blocks[3], blocks[0], blocks[2]]
+    assert queue.take(2) == [blocks[3], blocks[0]]
+    assert queue.first() is blocks[2]
+    assert queue.is_intact()
+    other.insert_block(blocks[2], to_front=False)  # without leaving the first queue
+    assert not queue.is_intact()
+    assert other.is_intact()
+    assert other.take(5) == [blocks[2]]
+    assert (other.size, other.first(), list(other), other.is_intact()) == (0, None, [], True)

@@ -1,0 +1,1 @@
+"""Blocks, the radix tree over their keys, and the sequences that hold them."""

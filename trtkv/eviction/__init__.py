@@ -1,0 +1,1 @@
+"""Which free block is taken next."""

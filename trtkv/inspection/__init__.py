@@ -1,0 +1,1 @@
+"""Looks at a manager from outside: invariants and pictures."""

@@ -1,0 +1,1 @@
+"""KVCacheManager and the parts behind it: admission, growth, budgets, offset tables."""

@@ -1,0 +1,254 @@
+"""SequenceAdmission: a batch of prompts is planned in all windows, then placed in all of them or in none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from trtkv.blocks.generation_request import GenerationRequest
+from trtkv.checks import check_integer
+from trtkv.common import MAX_INT32, CacheType, RequestId, WindowSize
+from trtkv.errors import InvalidInputError
+from trtkv.keys.block_key import check_multimodal_input
+from trtkv.manager.block_manager import BlockManager
+from trtkv.records.llm_request import LlmRequest
+from trtkv.window_block_manager import WindowBlockManager
+from trtkv.window_block_manager.counters import BlockCounters
+from trtkv.window_block_manager.loading import BatchSeqStats, ClaimResult
+
+RequestInfo = tuple[RequestId, int, int]
+"""Request id, input length in tokens (encoder length for a cross cache), beam width."""
+
+
+class KvCacheConnectorManager(Protocol):
+    """Loads more of a prompt from elsewhere. C++: KvCacheConnectorManager."""
+
+    def get_num_new_matched_tokens(self, request: LlmRequest, num_computed_tokens: int) -> int:
+        """Tokens behind those found here that the connector will fill in."""
+
+
+class SequenceAdmission:
+    """Finds what is cached of prompts and gives them their blocks.
+
+    ``sequences`` is the manager's live map, ``max_num_tokens`` what block tables have columns for. Whoever calls
+    holds the manager's lock. In compatibility mode nothing is planned ahead: each window is asked at its turn, and
+    what is done before a failure stays.
+    """
+
+    def __init__(
+        self,
+        block_manager: BlockManager,
+        sequences: dict[RequestId, GenerationRequest],
+        connector_manager: KvCacheConnectorManager | None,
+        *,
+        max_num_tokens: int,
+        max_beam_width: int,
+        enable_block_reuse: bool,
+        compatibility: bool,
+    ) -> None:
+        self._block_manager = block_manager
+        self._sequences = sequences
+        self._connector_manager = connector_manager
+        self._tokens_per_block = block_manager.tokens_per_block
+        self._max_num_tokens = max_num_tokens
+        self._max_beam_width = max_beam_width
+        self._enable_block_reuse = enable_block_reuse
+        self._compatibility = compatibility
+        self._widest_first: list[tuple[WindowSize, WindowBlockManager]] = list(
+            reversed(block_manager.window_block_managers.items())
+        )
+        self._may_depend_on_length = any(
+            manager.is_swa or manager.is_recurrent_state for _, manager in self._widest_first
+        )
+        is_cross = block_manager.cache_type is CacheType.CROSS
+        # A match of encoder tokens says nothing about the prompt of its request.
+        self._writes_prepopulated = enable_block_reuse and (compatibility or not is_cross)
+
+    def add_batch(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> None:
+        """Give every request a sequence, and tell it how much of its prompt is cached."""
+        plans, lengths = None, None
+        if not self._compatibility:
+            plans, lengths = self._plan_batch(request_infos, llm_requests)
+        batch = list(zip(request_infos, llm_requests, strict=True))
+        sequences = [self._create_sequence(info, request) for info, request in batch]
+        totals = self._place(batch, sequences, plans)
+        for index, (request, total) in enumerate(zip(llm_requests, totals, strict=True)):
+            self._finish(request, total, None if lengths is None else lengths[index])
+
+    # -- placing --------------------------------------------------------------------------------------
+
+    def _create_sequence(self, info: RequestInfo, request: LlmRequest) -> GenerationRequest:
+        request_id, input_length, beam_width = info
+        self._check_new(request_id)
+        sequence = GenerationRequest(
+            request_id,
+            input_length,
+            beam_width,
+            self._block_manager.window_block_managers,
+            request.kv_cache_retention_config,
+        )
+        self._sequences[request_id] = sequence
+        return sequence
+
+    def _place(
+        self,
+        batch: Sequence[tuple[RequestInfo, LlmRequest]],
+        sequences: Sequence[GenerationRequest],
+        plans: Sequence[list[ClaimResult]] | None,
+    ) -> list[list[BatchSeqStats]]:
+        """Give the sequences their blocks, window by window; returns what each of them took in each window."""
+        totals: list[list[BatchSeqStats]] = [[] for _ in sequences]
+        counts = [manager.counters.snapshot() for _, manager in self._widest_first]
+        for index, (window_size, manager) in enumerate(self._widest_first):
+            if plans is None:
+                limits = [sequence.current_prepopulated_prompt_len for sequence in sequences]
+                claims = self._plan_window(window_size, manager, batch, limits)
+            else:
+                claims = plans[index]
+            try:
+                stats = manager.add_sequence_batch(sequences, claims, self._enable_block_reuse)
+            except Exception:
+                if plans is not None:  # a copy engine failed
+                    self._withdraw(sequences, plans[: index + 1], counts)
+                raise
+            for total, entry in zip(totals, stats, strict=True):
+                total.append(entry)
+        return totals
+
+    def _withdraw(
+        self,
+        sequences: Sequence[GenerationRequest],
+        plans: Sequence[Sequence[ClaimResult]],
+        counts: Sequence[BlockCounters],
+    ) -> None:
+        """Take back a batch that was placed in some windows only; what it evicted or moved stays so."""
+        for (_, manager), claims, snapshot in zip(self._widest_first, plans, counts, strict=False):
+            manager.withdraw(sequences, claims, snapshot)
+        for sequence in sequences:
+            del self._sequences[sequence.request_id]
+
+    def _finish(self, request: LlmRequest, stats: Sequence[BatchSeqStats], length: int | None) -> None:
+        if self._writes_prepopulated:
+            if length is None:
+                length = min(entry.prepopulated_len for entry in stats)
+                length += self._num_connector_tokens(request, length)
+            request.set_prepopulated_prompt_len(length, self._tokens_per_block)
+        if self._enable_block_reuse:
+            request.set_estimated_reusable_tokens(0)
+        request.update_block_counters(
+            sum(entry.alloc_total_delta for entry in stats),
+            sum(entry.alloc_new_delta for entry in stats),
+            sum(entry.reused_delta for entry in stats),
+            sum(entry.missed_delta for entry in stats),
+        )
+
+    # -- planning -------------------------------------------------------------------------------------
+
+    def _plan_batch(
+        self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
+    ) -> tuple[list[list[ClaimResult]], list[int]]:
+        """Plan all windows, widest first, and raise whatever would go wrong. Changes nothing.
+
+        Returns the claims by window and the length found for each request, a connector's tokens included.
+        """
+        self._check_batch(request_infos, llm_requests)
+        plans, lengths = self.find_cached(request_infos, llm_requests)
+        for (_, manager), claims in zip(self._widest_first, plans, strict=True):
+            manager.check_room(claims, self._enable_block_reuse)
+        if self._writes_prepopulated:
+            for index, request in enumerate(llm_requests):
+                lengths[index] += self._num_connector_tokens(request, lengths[index])
+                request.check_prepopulated_prompt_len(lengths[index], self._tokens_per_block)
+        return plans, lengths
+
+    def find_cached(
+        self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
+    ) -> tuple[list[list[ClaimResult]], list[int]]:
+        """Claims per window, widest first, and how much of each prompt all windows have. Changes nothing.
+
+        A window may be content with a long match only: a sliding one leaves blocks out that a shorter prefix would
+        still see, recurrent states exist at some lengths only. When another window cuts the match, it is asked again.
+        """
+        batch = list(zip(request_infos, llm_requests, strict=True))
+        limits = [MAX_INT32] * len(batch)
+        caps, plans = [], []
+        for window_size, manager in self._widest_first:
+            caps.append(limits)
+            plans.append(self._plan_window(window_size, manager, batch, limits))
+            limits = [claim.prepopulated_len for claim in plans[-1]]
+        is_settled = not self._enable_block_reuse or not self._may_depend_on_length
+        while not is_settled:
+            is_settled = True
+            for index, (window_size, manager) in enumerate(self._widest_first):
+                is_cut = [
+                    claim.depends_on_length and claim.total_matched_tokens > limit
+                    for claim, limit in zip(plans[index], limits, strict=True)
+                ]
+                if any(is_cut):
+                    is_settled = False
+                    caps[index] = [
+                        limit if cut else cap for cut, limit, cap in zip(is_cut, limits, caps[index], strict=True)
+                    ]
+                    plans[index] = self._plan_window(window_size, manager, batch, caps[index])
+                    limits = [
+                        min(limit, claim.prepopulated_len) for limit, claim in zip(limits, plans[index], strict=True)
+                    ]
+        return plans, limits
+
+    def _plan_window(
+        self,
+        window_size: WindowSize,
+        manager: WindowBlockManager,
+        batch: Sequence[tuple[RequestInfo, LlmRequest]],
+        max_matched_tokens: Sequence[int],
+    ) -> list[ClaimResult]:
+        max_token_num = self._block_manager.window_sizes_metadata[window_size].max_token_num
+        return manager.plan_batch(
+            [request for _, request in batch],
+            [min(input_length, max_token_num) for (_, input_length, _), _ in batch],
+            [beam_width for (_, _, beam_width), _ in batch],
+            self._enable_block_reuse,
+            max_matched_tokens,
+        )
+
+    def _num_connector_tokens(self, request: LlmRequest, num_computed_tokens: int) -> int:
+        if self._connector_manager is None or request.is_dummy_request:
+            return 0
+        return self._connector_manager.get_num_new_matched_tokens(request, num_computed_tokens)
+
+    # -- checks ---------------------------------------------------------------------------------------
+
+    def _check_batch(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> None:
+        seen: set[RequestId] = set()
+        for (request_id, input_length, beam_width), request in zip(request_infos, llm_requests, strict=True):
+            self._check_new(request_id)
+            if request_id in seen:
+                raise InvalidInputError(f"request {request_id} appears twice in the batch; give each id once")
+            seen.add(request_id)
+            check_same_request(request_id, request)
+            check_integer("input length", input_length)
+            check_integer("number of beams", beam_width)
+            if input_length < 1 or not 1 <= beam_width <= self._max_beam_width:
+                raise InvalidInputError(
+                    f"request {request_id} has input length {input_length} and {beam_width} beams; "
+                    f"give at least 1 token and 1 to {self._max_beam_width} beams"
+                )
+            if input_length > self._max_num_tokens:
+                raise InvalidInputError(
+                    f"request {request_id} has input length {input_length}, block tables hold {self._max_num_tokens} "
+                    "tokens; cut it or raise max_sequence_length"
+                )
+            if request.multimodal_input is not None and self._enable_block_reuse:
+                check_multimodal_input(request.multimodal_input)
+
+    def _check_new(self, request_id: RequestId) -> None:
+        if request_id in self._sequences:
+            raise InvalidInputError(f"request {request_id} has a sequence already; remove it or use another id")
+
+
+def check_same_request(request_id: RequestId, llm_request: LlmRequest) -> None:
+    """Raise unless a request has the id of the sequence it was given for."""
+    if llm_request.request_id != request_id:
+        raise InvalidInputError(
+            f"request {llm_request.request_id} was given for sequence {request_id}; its tokens would name wrong blocks"
+        )

@@ -1,0 +1,1 @@
+"""Memory of blocks: shapes, tensors, and how many blocks fit."""

@@ -1,0 +1,1 @@
+"""Records that users and other rooms pass around: requests, retention, settings, statistics."""

@@ -1,0 +1,1 @@
+"""What a cache could have found at best, and at other capacities."""

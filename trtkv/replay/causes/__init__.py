@@ -1,0 +1,1 @@
+"""Why a prompt token was or was not found."""

@@ -1,0 +1,167 @@
+"""Explanation: all prompt tokens of a replay by cause, with what is known of evictions."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+
+from trtkv.common import PRIMARY_LEVEL, RequestId, WindowSize
+from trtkv.errors import check
+from trtkv.replay.causes.causes import CAUSES, Cause
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from trtkv.replay.causes.cause_counts import EvictionLosses, WindowUse
+    from trtkv.replay.causes.cause_observer import CauseObserver
+    from trtkv.replay.causes.window_history import RemovalKind, WindowHistory
+    from trtkv.traces.trace import TraceRequest
+
+TIERS: Final = ("primary", "host")
+NUM_EVICTORS_SHOWN: Final = 5
+
+
+class WindowActivity(NamedTuple):
+    """What happened to the blocks of a window, in blocks."""
+
+    window_size: WindowSize
+    stored: int
+    """Blocks that came into the tree."""
+    removed: Counter[RemovalKind]
+    """Blocks that left it."""
+    offloaded: int
+    """Cached blocks moved to the host tier."""
+    onboarded: int
+    """Cached blocks brought back."""
+    primary_blocks: int
+    secondary_blocks: int
+
+    def to_json(self) -> dict[str, object]:
+        """Counts in a fixed order."""
+        return {
+            "window_size": self.window_size,
+            "stored": self.stored,
+            "removed": [
+                {
+                    "reason": kind.reason.value,
+                    "tier": tier_name(kind.level),
+                    "priority": kind.priority,
+                    "blocks": count,
+                }
+                for kind, count in sorted(self.removed.items(), key=lambda item: (-item[1], item[0]))
+            ],
+            "offloaded": self.offloaded,
+            "onboarded": self.onboarded,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Causes of a finished replay. Equal runs give equal explanations."""
+
+    request_ids: Sequence[RequestId]
+    """All requests of the trace, those never run included."""
+    table: NDArray[Any]
+    """Prompt tokens, int64, shape [requests, causes], columns as in CAUSES."""
+    losses: EvictionLosses
+    same_batch_tokens: int
+    """Of the tokens not stored yet, those that only requests admitted together had computed."""
+    uses: Sequence[tuple[int, tuple[WindowUse, ...]]]
+    """(requests admitted, use of each window, the widest first) behind each admission."""
+    windows: Sequence[WindowActivity]
+    """The widest first."""
+
+    @property
+    def tokens(self) -> dict[Cause, int]:
+        """Prompt tokens by cause; together all prompt tokens of the trace."""
+        return dict(zip(CAUSES, self.table.sum(axis=0).tolist(), strict=True))
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens of the trace."""
+        return int(self.table.sum())
+
+    def top_evictors(self, count: int = NUM_EVICTORS_SHOWN) -> list[tuple[RequestId, int]]:
+        """Requests whose allocations cost the most prompt tokens, with that number."""
+        return sorted(self.losses.by_request.items(), key=lambda item: (-item[1], item[0]))[:count]
+
+    def to_json(self) -> dict[str, object]:
+        """Tokens by cause with definitions, details of evictions, activity of windows; in a fixed order."""
+        tokens, total = self.tokens, self.prompt_tokens
+        return {
+            "prompt_tokens": total,
+            "causes": [
+                {
+                    "cause": cause.value,
+                    "definition": cause.definition,
+                    "tokens": tokens[cause],
+                    "share": tokens[cause] / total if total else None,
+                }
+                for cause in CAUSES
+            ],
+            "not_stored_same_batch_tokens": self.same_batch_tokens,
+            "evictions": {
+                "tokens": self.losses.num_tokens,
+                "by_kind": [
+                    {
+                        "reason": kind.reason.value,
+                        "tier": tier_name(kind.level),
+                        "needed_for": needed_for(kind.in_decode),
+                        "tokens": count,
+                    }
+                    for kind, count in sorted(self.losses.by_kind.items(), key=lambda item: (-item[1], item[0]))
+                ],
+                "ages": self.losses.quantiles(),
+                "top_evictors": [{"request": request_id, "tokens": count} for request_id, count in self.top_evictors()],
+            },
+            "windows": [window.to_json() for window in self.windows],
+        }
+
+    def write_requests(self, stream: IO[str]) -> None:
+        """One CSV row for each request of the trace: its number, its prompt tokens, and tokens by cause."""
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(["request", "prompt_tokens", *(cause.value for cause in CAUSES)])
+        for request_id, row in zip(self.request_ids, self.table.tolist(), strict=True):
+            writer.writerow([request_id, sum(row), *row])
+
+
+def tier_name(level: int) -> str:
+    """What a level is called in reports."""
+    return TIERS[level]
+
+
+def needed_for(in_decode: bool) -> str:
+    """What an allocation was for."""
+    return "output" if in_decode else "prompt"
+
+
+def explain(observer: CauseObserver, requests: Sequence[TraceRequest]) -> Explanation:
+    """What an observer has seen of a replay of these requests."""
+    counts = observer.counts
+    ids = [request.index for request in requests]
+    lengths = [request.input_length for request in requests]
+    table = counts.table(ids, lengths)
+    check(table.sum(axis=1).tolist() == lengths, "the causes of a request do not sum to its prompt")
+    return Explanation(
+        request_ids=ids,
+        table=table,
+        losses=counts.losses,
+        same_batch_tokens=counts.same_batch_tokens,
+        uses=counts.uses,
+        windows=[_activity(window) for window in observer.windows],
+    )
+
+
+def _activity(window: WindowHistory) -> WindowActivity:
+    return WindowActivity(
+        window_size=window.settings.window_size,
+        stored=window.num_stored,
+        removed=window.removals,
+        offloaded=window.num_moved[1 - PRIMARY_LEVEL],
+        onboarded=window.num_moved[PRIMARY_LEVEL],
+        primary_blocks=window.settings.num_primary_blocks,
+        secondary_blocks=window.settings.num_secondary_blocks,
+    )

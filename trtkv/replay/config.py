@@ -1,0 +1,163 @@
+"""ReplayConfig: how a trace is replayed, and the manager built for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from trtkv.checks import check_integer
+from trtkv.common import DataType, KeyForm, WindowSize, ceil_div
+from trtkv.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trtkv.blocks.block_listener import BlockListener
+    from trtkv.manager.kv_cache_manager import KVCacheManager
+    from trtkv.traces.trace import TraceRequest
+
+EXTRA_BLOCKS_PER_REQUEST: Final = 3
+"""Blocks reserved beyond the whole ones of prompt and output: a started one, a copy, a spare."""
+
+EXTRA_TOKENS_PER_SEQUENCE: Final = 2
+
+MAX_BLOCKS: Final = 2**31 - 1
+"""Block ids are 32-bit numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayConfig:
+    """Settings of a replay; the defaults are full attention, all reuse, an unlimited cache and one live request."""
+
+    tokens_per_block: int = 32
+    capacity_tokens: int | None = None
+    """Tokens that the primary blocks of a window hold; None: so many that nothing is ever evicted."""
+    host_tokens: int = 0
+    """Tokens that the secondary (host) blocks of a window hold."""
+    live: int = 1
+    """Most requests live at a time."""
+    partial_reuse: bool = True
+    """Whether a prompt may take a part of a cached block."""
+    copy_on_partial_reuse: bool = True
+    """Whether that part is copied to a fresh block even when the cached block is not in use."""
+    windows: tuple[WindowSize | None, ...] = (None,)
+    """One layer per entry: its attention window in tokens, or None for full attention."""
+    compatibility: bool = False
+    """Whether the manager reproduces recorded behaviour of the original, faults included."""
+    window_blocks: tuple[tuple[int, int], ...] = ()
+    """Primary and secondary blocks of each entry of ``windows``; empty: all alike, from the capacities.
+
+    ``capacity_tokens`` and ``host_tokens`` are then those of the smallest window; see ``with_window_blocks``.
+    """
+    min_sequence_length: int = 0
+    """Longest sequence that a server is built for; a trace with shorter ones does not make its windows narrower."""
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("tokens_per_block", self.tokens_per_block, 1),
+            ("host_tokens", self.host_tokens, 0),
+            ("live", self.live, 1),
+        ):
+            check_integer(name, value, least, error=ConfigurationError)
+        if self.capacity_tokens is not None:
+            check_integer("capacity_tokens", self.capacity_tokens, error=ConfigurationError)
+        check_integer("min_sequence_length", self.min_sequence_length, 0, error=ConfigurationError)
+        if self.capacity_tokens is not None and self.capacity_tokens < self.tokens_per_block:
+            raise ConfigurationError(
+                f"capacity_tokens is {self.capacity_tokens}, less than one block of {self.tokens_per_block} tokens; "
+                "give room for a block at least"
+            )
+        for name, tokens in (("capacity_tokens", self.capacity_tokens), ("host_tokens", self.host_tokens)):
+            if tokens is not None and tokens // self.tokens_per_block > MAX_BLOCKS:
+                raise ConfigurationError(f"{name} is {tokens}, more than {MAX_BLOCKS} blocks; give less")
+        if not self.windows:
+            raise ConfigurationError("no attention window is given; give at least one")
+        for window in self.windows:
+            if window is not None:
+                check_integer("attention window", window, 1, error=ConfigurationError)
+        if self.window_blocks and len(self.window_blocks) != len(self.windows):
+            raise ConfigurationError(
+                f"blocks are given for {len(self.window_blocks)} windows of {len(self.windows)}; give them for each"
+            )
+
+    def with_window_blocks(
+        self, windows: Sequence[WindowSize | None], window_blocks: Sequence[tuple[int, int]], sequence_length: int
+    ) -> ReplayConfig:
+        """The same settings for a server with so many blocks a window; capacities become those of the smallest."""
+        return replace(
+            self,
+            windows=tuple(windows),
+            window_blocks=tuple(window_blocks),
+            capacity_tokens=min(primary for primary, _ in window_blocks) * self.tokens_per_block,
+            host_tokens=min(secondary for _, secondary in window_blocks) * self.tokens_per_block,
+            min_sequence_length=sequence_length,
+        )
+
+    def num_needed_blocks(self, request: TraceRequest) -> int:
+        """Blocks reserved for a request while it is live."""
+        total_length = request.input_length + request.output_length
+        return total_length // self.tokens_per_block + EXTRA_BLOCKS_PER_REQUEST
+
+    def num_primary_blocks(self, requests: Sequence[TraceRequest]) -> int:
+        """Primary blocks of each window; without a capacity, as many as all requests need together."""
+        if self.capacity_tokens is not None:
+            return self.capacity_tokens // self.tokens_per_block
+        return sum(map(self.num_needed_blocks, requests))
+
+    @property
+    def num_secondary_blocks(self) -> int:
+        """Secondary blocks of each window."""
+        return self.host_tokens // self.tokens_per_block
+
+    def max_sequence_length(self, requests: Sequence[TraceRequest]) -> int:
+        """Longest sequence of the trace in whole blocks, and a block more; in tokens."""
+        longest = max((request.input_length + request.output_length for request in requests), default=0)
+        longest = max(longest, self.min_sequence_length)
+        num_blocks = ceil_div(longest + EXTRA_TOKENS_PER_SEQUENCE, self.tokens_per_block) + 1
+        return num_blocks * self.tokens_per_block
+
+    def layer_windows(self, requests: Sequence[TraceRequest]) -> list[WindowSize]:
+        """The window of each layer in tokens; one as wide as the longest sequence is full attention."""
+        full = self.max_sequence_length(requests)
+        return [full if window is None else min(window, full) for window in self.windows]
+
+    def build_manager(
+        self,
+        requests: Sequence[TraceRequest],
+        clock: Callable[[], int] | None = None,
+        *,
+        block_listener: BlockListener | None = None,
+    ) -> KVCacheManager:
+        """A manager for these requests: one layer per window, one KV head of one int8 element, one beam.
+
+        ``clock``: nanoseconds; without one time stands still, so that results do not depend on the machine.
+        """
+        from trtkv.manager.kv_cache_manager import KVCacheManager
+
+        max_sequence_length = self.max_sequence_length(requests)
+        windows = self.layer_windows(requests)
+        blocks = self.window_blocks or ((self.num_primary_blocks(requests), self.num_secondary_blocks),) * len(windows)
+        return KVCacheManager(
+            num_kv_heads_per_layer=[1] * len(windows),
+            size_per_head=1,
+            tokens_per_block=self.tokens_per_block,
+            blocks_per_window=dict(sorted(zip(windows, blocks, strict=True))),
+            max_num_sequences=self.live,
+            max_beam_width=1,
+            max_attention_window_vec=windows,
+            dtype=DataType.INT8,
+            max_sequence_length=max_sequence_length,
+            chunk_size=max_sequence_length,
+            enable_partial_reuse=self.partial_reuse,
+            copy_on_partial_reuse=self.copy_on_partial_reuse,
+            clock=clock or _standing_clock,
+            compatibility=self.compatibility,
+            hash_map_order=self.partial_reuse,  # so that equal partial matches are taken as in the original
+            block_listener=block_listener,
+            key_form=KeyForm.RUNS if any(r.source.has_consecutive_tokens for r in requests) else KeyForm.TOKENS,
+        )
+
+
+def _standing_clock() -> int:
+    """Time does not pass in a closed loop, where no block has a duration."""
+    return 0

@@ -1,0 +1,1 @@
+"""A trace through nano-vllm's block manager."""

@@ -1,0 +1,1 @@
+"""A trace through the schedulers, step by step on a virtual clock."""

@@ -1,0 +1,1 @@
+"""Request traces: one request, rows of files, and what is known of them."""

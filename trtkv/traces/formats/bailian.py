@@ -1,0 +1,42 @@
+"""Qwen Bailian usage traces: hash ids of 16 tokens, chat ids, turns, arrival in seconds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from trtkv.traces import fields
+from trtkv.traces.arrivals import Arrival, numbered
+from trtkv.traces.block_names import BlockNames, check_id_count, checked_block_size
+from trtkv.traces.options import ReadOptions, Rows
+from trtkv.traces.rows import Row
+from trtkv.traces.trace import TraceRequest
+
+BAILIAN_BLOCK_SIZE: Final = 16
+"""Tokens of a hash id in the published files."""
+
+ROOT_CHAT: Final = -1
+
+
+def read_bailian(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
+    """Requests by arrival, equal times in file order. Blocks have 16 tokens unless ``--block-size`` says otherwise.
+
+    Chat ids, turn and type are checked, not used: the ids alone say what is shared.
+    """
+    block_size = BAILIAN_BLOCK_SIZE if options.block_size is None else checked_block_size(options.block_size)
+    names = BlockNames()
+
+    def convert(row: Row) -> Arrival:
+        timestamp = fields.number(row, "timestamp")
+        input_length = fields.integer(row, "input_length", 1)
+        output_length = fields.integer(row, "output_length", 0)
+        fields.check_total_length(input_length, output_length)
+        fields.integer(row, "chat_id", 0)
+        fields.integer(row, "parent_chat_id", ROOT_CHAT, default=ROOT_CHAT)
+        fields.integer(row, "turn", 1, default=1)
+        if "type" in row:
+            fields.text(row, "type")
+        ids = fields.hash_ids(row, "hash_ids")
+        check_id_count(len(ids), input_length, block_size, "hash_ids", full_only=True)
+        return Arrival(timestamp, input_length, output_length, names.tokens(ids, input_length, block_size))
+
+    return numbered(rows.records(convert), by_time=True)

@@ -1,0 +1,109 @@
+"""CSV files that hold lengths only (Azure, BurstGPT, vidur): good for sizes and times, useless for hit rates."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+
+from trtkv.errors import InvalidInputError
+from trtkv.traces import fields
+from trtkv.traces.arrivals import Arrival, numbered
+from trtkv.traces.options import ReadOptions, Rows
+from trtkv.traces.rows import Row, RowFaultError
+from trtkv.traces.trace import TraceRequest
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_FRACTION: Final = re.compile(r"\.(\d+)")
+
+
+class LengthColumns(NamedTuple):
+    """Where a format keeps its three numbers."""
+
+    time: str
+    input_length: str
+    output_length: str
+
+
+AZURE: Final = LengthColumns("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+BURSTGPT: Final = LengthColumns("Timestamp", "Request tokens", "Response tokens")
+VIDUR: Final = LengthColumns("arrived_at", "num_prefill_tokens", "num_decode_tokens")
+
+
+class NoTokens:
+    """Stands for a prompt of which only the length is known."""
+
+    __slots__ = ()
+
+    has_consecutive_tokens = False
+
+    def expand(self, num_tokens: int) -> NDArray[np.int32]:
+        """Raises InvalidInputError: nothing is known about the tokens."""
+        refuse_hit_rates("the trace")
+
+
+def refuse_hit_rates(name: str) -> NoReturn:
+    """Raise InvalidInputError saying why lengths cannot give a hit rate."""
+    raise InvalidInputError(
+        f"{name} holds lengths only: nothing says which prompts share a prefix, so a hit rate from it would be 0 by "
+        "construction; use a trace with token ids or hash ids (trtkv trace info shows what this one has)"
+    )
+
+
+def read_lengths(rows: Rows, columns: LengthColumns) -> list[TraceRequest]:
+    """Requests by arrival in seconds, equal times in file order."""
+
+    def convert(row: Row) -> Arrival:
+        timestamp = _seconds(fields.text(row, columns.time), columns.time)
+        input_length = _count(row, columns.input_length, 1)
+        output_length = _count(row, columns.output_length, 0)
+        fields.check_total_length(input_length, output_length)
+        return Arrival(timestamp, input_length, output_length, NoTokens())
+
+    return numbered(rows.records(convert), by_time=True)
+
+
+def read_azure(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
+    """Azure LLM inference traces: ``TIMESTAMP``, ``ContextTokens``, ``GeneratedTokens``."""
+    return read_lengths(rows, AZURE)
+
+
+def read_burstgpt(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
+    """BurstGPT: ``Timestamp`` (s), ``Request tokens``, ``Response tokens``; other columns are not used."""
+    return read_lengths(rows, BURSTGPT)
+
+
+def read_vidur(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
+    """vidur's processed traces: ``arrived_at`` (s), ``num_prefill_tokens``, ``num_decode_tokens``."""
+    return read_lengths(rows, VIDUR)
+
+
+def _count(row: Row, key: str, minimum: int) -> int:
+    written = fields.text(row, key).strip()
+    if not (written.isascii() and written.isdigit()):
+        raise RowFaultError(f"{key} is {written!r:.80}, not an integer")
+    count = int(written)
+    if count < minimum:
+        raise RowFaultError(f"{key} is {count}, less than {minimum}")
+    return count
+
+
+def _seconds(written: str, key: str) -> float:
+    """Seconds from a number or from a date and time, UTC unless it names its zone."""
+    written = written.strip()
+    try:
+        return fields.number({key: float(written)}, key)
+    except ValueError:
+        pass
+    # Seven digits of a second are one more than datetime takes.
+    shortened = _FRACTION.sub(lambda match: "." + match.group(1)[:6].ljust(6, "0"), written)
+    if shortened.endswith("Z"):
+        shortened = shortened[:-1] + "+00:00"
+    try:
+        moment = datetime.fromisoformat(shortened)
+    except ValueError:
+        raise RowFaultError(f"{key} is {written!r:.80}, neither seconds nor a date and time") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()

@@ -1,0 +1,1 @@
+"""Generated request traces."""

@@ -1,0 +1,254 @@
+"""What a trace holds: lengths, how prompts share blocks, reuse distances, working sets. No cache is simulated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from trtkv.checks import check_integer
+from trtkv.common import ceil_div
+from trtkv.errors import InvalidInputError
+from trtkv.records.rate import Rate
+from trtkv.traces.prefixes.infinite_matches import infinite_hit_tokens, infinite_matches
+from trtkv.traces.prefixes.prefix_tree import PrefixTree
+from trtkv.traces.prefixes.reuse_distance import ReuseDistances, WorkingSets, measure_reuse
+from trtkv.traces.prefixes.symbols import BlockSymbols, prompt_tokens
+
+if TYPE_CHECKING:
+    from trtkv.traces.trace import RequestTrace, TraceRequest
+
+DEFAULT_TOKENS_PER_BLOCK: Final = 32
+WINDOW_LENGTHS: Final = (10, 100, 1000)
+CACHE_SHARES: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0)
+QUANTILES: Final = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+USE_CLASSES: Final = ((1, 1), (2, 2), (3, 10), (11, 100), (101, None))
+NUM_RUNS_SHOWN: Final = 5
+
+BLOCK_RATE: Final = (
+    "prompt blocks seen in an earlier prompt behind the same prefix / prompt blocks; a started last block counts and "
+    "may be found"
+)
+ENGINE_RATE: Final = (
+    "full prompt blocks that begin an earlier prompt, never the last token / prompt blocks, started ones included"
+)
+TOKEN_RATE: Final = "prompt tokens that begin an earlier prompt, at most all but the last / prompt tokens"
+MEAN_TOKEN_RATE: Final = "sum over requests of (prompt tokens that begin an earlier prompt / prompt tokens) / requests"
+MEAN_BLOCK_RATE: Final = "sum over requests of (prompt blocks seen in an earlier prompt / prompt blocks) / requests"
+
+
+class Lengths(NamedTuple):
+    """Distribution of a count over requests; quantiles are the smallest value that so many do not exceed."""
+
+    total: int
+    mean: float
+    min: int
+    p50: int
+    p90: int
+    p99: int
+    max: int
+
+
+class SharedRun(NamedTuple):
+    """Blocks ``start``..``end`` - 1 of the prompts of so many requests, behind the same prefix."""
+
+    requests: int
+    start: int
+    end: int
+
+
+class Sharing(NamedTuple):
+    """How prompts share blocks; a block is one behind its own prefix."""
+
+    blocks: int
+    """Blocks of all prompts, started last ones included."""
+    distinct_blocks: int
+    roots: int
+    """Distinct first blocks."""
+    forks: int
+    """Blocks that different blocks follow."""
+    deepest: int
+    """Blocks of the longest prompt."""
+    distinct_blocks_by_use: dict[str, int]
+    """Distinct blocks by the number of requests that have them."""
+    zero_hit_requests: int
+    """Requests of which not one token begins an earlier prompt."""
+    fully_seen_requests: int
+    """Requests whose whole prompt begins an earlier one."""
+    runs: list[SharedRun]
+    """Those that save the most when they are kept, the best first."""
+
+
+class CacheSize(NamedTuple):
+    """What a least-recently-used cache finds that serves one request at a time."""
+
+    share: float
+    """Of the distinct blocks."""
+    blocks: int
+    hits: int
+
+
+@dataclass(frozen=True, slots=True)
+class TraceInfo:
+    """Everything about a trace; the parts that need tokens are None for lengths-only formats."""
+
+    name: str
+    format: str
+    block_size: int | None
+    requests: int
+    malformed_rows: int
+    span_seconds: float | None
+    prompt_tokens: Lengths
+    output_tokens: Lengths
+    tokens_per_block: int | None = None
+    sharing: Sharing | None = None
+    rates: tuple[Rate, ...] = ()
+    """Of a cache without limit."""
+    reuse_distance_blocks: dict[str, int | None] | None = None
+    lru: tuple[CacheSize, ...] = ()
+    working_sets: tuple[WorkingSets, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """All of it, in a fixed order."""
+        per_block = self.tokens_per_block or 0
+        sharing = self.sharing
+        return {
+            "trace": self.name,
+            "format": self.format,
+            "block_size": self.block_size,
+            "requests": self.requests,
+            "malformed_rows": self.malformed_rows,
+            "span_seconds": self.span_seconds,
+            "prompt_tokens": self.prompt_tokens._asdict(),
+            "output_tokens": self.output_tokens._asdict(),
+            "tokens_per_block": self.tokens_per_block,
+            "sharing": None
+            if sharing is None
+            else {**sharing._asdict(), "runs": [run._asdict() for run in sharing.runs]},
+            "infinite_cache": [rate.to_json() for rate in self.rates],
+            "reuse_distance_blocks": self.reuse_distance_blocks,
+            "lru_cache": [{**size._asdict(), "tokens": size.blocks * per_block} for size in self.lru],
+            "working_sets": [
+                {**window._asdict(), "largest_tokens": window.largest * per_block} for window in self.working_sets
+            ],
+        }
+
+
+def describe_trace(
+    trace: RequestTrace,
+    *,
+    tokens_per_block: int | None = None,
+    seconds_per_unit: float | None = None,
+    has_tokens: bool = True,
+) -> TraceInfo:
+    """Measure a trace in blocks of ``tokens_per_block`` tokens (None: those of its hash ids, else 32).
+
+    ``seconds_per_unit``: of its timestamps; None leaves the span out. ``has_tokens`` False: only lengths are looked at.
+    """
+    requests = list(trace.requests)
+    if not requests:
+        raise InvalidInputError(f"the trace {trace.name} has no requests")
+    if tokens_per_block is not None:
+        check_integer("tokens_per_block", tokens_per_block)
+    per_block = tokens_per_block or trace.block_size or DEFAULT_TOKENS_PER_BLOCK
+    if per_block < 1:
+        raise InvalidInputError(f"tokens_per_block is {per_block}; give at least 1")
+    return TraceInfo(
+        name=trace.name,
+        format=trace.format,
+        block_size=trace.block_size,
+        requests=len(requests),
+        malformed_rows=len(trace.faults),
+        span_seconds=_span(requests, seconds_per_unit),
+        prompt_tokens=_lengths([request.input_length for request in requests]),
+        output_tokens=_lengths([request.output_length for request in requests]),
+        **(_content(requests, per_block) if has_tokens else {}),
+    )
+
+
+def _content(requests: Sequence[TraceRequest], per_block: int) -> dict[str, Any]:
+    symbols = BlockSymbols(requests, prompt_tokens, per_block, partial=True)
+    tree = PrefixTree(symbols.load)
+    found_blocks = [tree.insert(symbols.load(position)) for position in range(len(requests))]
+    windows = (*(length for length in WINDOW_LENGTHS if length < len(requests)), len(requests))
+    distances, working_sets = measure_reuse(tree, len(requests), windows)
+    matches = infinite_matches(requests, prompt_tokens)
+    return {
+        "tokens_per_block": per_block,
+        "sharing": _sharing(requests, tree, distances, matches),
+        "rates": _rates(requests, found_blocks, matches, per_block),
+        "reuse_distance_blocks": {name: distances.quantile(share) for name, share in QUANTILES.items()},
+        "lru": tuple(_cache_size(distances, share) for share in CACHE_SHARES),
+        "working_sets": tuple(working_sets),
+    }
+
+
+def _sharing(
+    requests: Sequence[TraceRequest], tree: PrefixTree, distances: ReuseDistances, matches: Sequence[int]
+) -> Sharing:
+    uses = Counter(edge for position in range(len(requests)) for edge in tree.path(position))
+    runs = [SharedRun(count, edge.start, edge.end) for edge, count in uses.items() if count > 1]
+    runs.sort(key=lambda run: ((run.requests - 1) * (run.end - run.start), run), reverse=True)
+    return Sharing(
+        blocks=distances.num_touched,
+        distinct_blocks=distances.num_distinct,
+        roots=len(tree.root.children),
+        forks=sum(len(edge.children) > 1 for edge in uses),
+        deepest=max(edge.end for edge in uses),
+        distinct_blocks_by_use={
+            _class_name(low, high): sum(len(e) for e, n in uses.items() if low <= n and (high is None or n <= high))
+            for low, high in USE_CLASSES
+        },
+        zero_hit_requests=sum(not match for match in matches),
+        fully_seen_requests=sum(
+            match == request.input_length for request, match in zip(requests, matches, strict=True)
+        ),
+        runs=runs[:NUM_RUNS_SHOWN],
+    )
+
+
+def _class_name(low: int, high: int | None) -> str:
+    return f"over {low - 1}" if high is None else str(low) if low == high else f"{low}-{high}"
+
+
+def _rates(
+    requests: Sequence[TraceRequest], found_blocks: Sequence[int], matches: Sequence[int], per_block: int
+) -> tuple[Rate, ...]:
+    lengths = [request.input_length for request in requests]
+    blocks = [ceil_div(length, per_block) for length in lengths]
+    full_blocks = infinite_hit_tokens(requests, matches, per_block) // per_block
+    found_tokens = infinite_hit_tokens(requests, matches, 1)
+    return (
+        Rate("infinite_block_hit_rate", BLOCK_RATE, sum(found_blocks), sum(blocks)),
+        Rate("infinite_full_block_hit_rate", ENGINE_RATE, full_blocks, sum(blocks)),
+        Rate("infinite_token_hit_rate", TOKEN_RATE, found_tokens, sum(lengths)),
+        Rate("infinite_mean_block_hit_rate", MEAN_BLOCK_RATE, _sum_of_ratios(found_blocks, blocks), len(requests)),
+        Rate("infinite_mean_token_hit_rate", MEAN_TOKEN_RATE, _sum_of_ratios(matches, lengths), len(requests)),
+    )
+
+
+def _sum_of_ratios(found: Sequence[int], asked: Sequence[int]) -> float:
+    return fsum(part / whole for part, whole in zip(found, asked, strict=True))
+
+
+def _cache_size(distances: ReuseDistances, share: float) -> CacheSize:
+    blocks = int(distances.num_distinct * share)
+    return CacheSize(share, blocks, distances.num_hits(blocks))
+
+
+def _span(requests: Sequence[TraceRequest], seconds_per_unit: float | None) -> float | None:
+    if seconds_per_unit is None:
+        return None
+    times = [request.timestamp for request in requests]
+    return (max(times) - min(times)) * seconds_per_unit
+
+
+def _lengths(counts: list[int]) -> Lengths:
+    ordered = sorted(counts)
+    p50, p90, p99 = (ordered[ceil_div(len(ordered) * percent, 100) - 1] for percent in (50, 90, 99))
+    mean = float(np.mean(ordered))
+    return Lengths(sum(ordered), mean, ordered[0], p50, p90, p99, ordered[-1])

@@ -1,0 +1,1 @@
+"""Shared prefixes of the requests of a trace, without any cache."""

@@ -1,0 +1,1 @@
+"""What moves the bytes of blocks between slots and tiers."""
