@@ -9,10 +9,9 @@ from trtkv.checks import check_count, check_member
 from trtkv.errors import ConfigurationError, InvalidInputError
 from trtkv.records.llm_request import LlmRequest, LlmRequestState
 from trtkv.scheduler.base_capacity_scheduler import BaseCapacityScheduler, ScheduleInput, StateLimits, make_state_limits
+from trtkv.scheduler.behaviour import choose_classes
 from trtkv.scheduler.budget_protocols import BasePeftCacheManager, KvCacheBudget
-from trtkv.scheduler.guaranteed_no_evict_scheduler import GuaranteedNoEvictScheduler, StaticBatchScheduler
 from trtkv.scheduler.max_requests_scheduler import MaxRequestsScheduler
-from trtkv.scheduler.max_utilization_scheduler import MaxUtilizationScheduler
 from trtkv.scheduler.request_fit import check_blocks_can_ever_fit, check_pages_can_ever_fit
 from trtkv.scheduler.scheduler_config import CapacitySchedulerPolicy
 
@@ -56,13 +55,12 @@ class CapacityScheduler:
     def _build_scheduler(self, limits: StateLimits, compatibility: bool) -> BaseCapacityScheduler:
         if not self._has_kv_cache_manager:
             return MaxRequestsScheduler(self._max_num_requests, limits)
+        classes = choose_classes(compatibility)
         if self._policy is CapacitySchedulerPolicy.MAX_UTILIZATION:
-            return MaxUtilizationScheduler(
-                self._max_num_requests, self._two_steps_look_ahead, limits, compatibility=compatibility
-            )
+            return classes.max_utilization(self._max_num_requests, self._two_steps_look_ahead, limits)
         if self._policy is CapacitySchedulerPolicy.GUARANTEED_NO_EVICT:
-            return GuaranteedNoEvictScheduler(self._max_num_requests, limits, compatibility=compatibility)
-        return StaticBatchScheduler(self._max_num_requests, limits, compatibility=compatibility)
+            return classes.guaranteed_no_evict(self._max_num_requests, limits)
+        return classes.static_batch(self._max_num_requests, limits)
 
     @property
     def policy(self) -> CapacitySchedulerPolicy:

@@ -29,23 +29,14 @@ def count_compute_tokens(chunk: int, reusable: int, remaining: int, discount: Re
 class ContextChunker:
     """Sets the chunks of the collected contexts within a number of tokens.
 
-    ``max_context_length`` limits the computed tokens of one chunk. In compatibility mode the limits and the
-    bookkeeping of drafts are those of the recordings (docs/decisions/0204).
+    ``max_context_length`` limits the computed tokens of one chunk.
     """
 
-    def __init__(
-        self,
-        config: ContextChunkingConfig,
-        max_context_length: int | None,
-        discount: ReuseDiscount,
-        *,
-        compatibility: bool = False,
-    ) -> None:
+    def __init__(self, config: ContextChunkingConfig, max_context_length: int | None, discount: ReuseDiscount) -> None:
         self._policy = config.policy
         self._unit = config.chunk_unit_size
         self._max_context_length = max_context_length
         self._discount = discount
-        self._compatibility = compatibility
 
     def set_ctx_requests_chunk_size(self, requests: Sequence[LlmRequest], capacity: int | None) -> None:
         """Give every request its chunk, 0 if nothing is left for it, then drop drafts without room.
@@ -55,10 +46,7 @@ class ContextChunker:
         for request in requests:
             request.set_context_chunk_size(0)
         _SET_CHUNK_SIZES[self._policy](self, requests, capacity)
-        if self._compatibility:
-            self._fit_draft_tokens_as_recorded(requests, capacity)
-        else:
-            self._fit_draft_tokens(requests, capacity)
+        self._fit_draft_tokens(requests, capacity)
 
     @property
     def always_cuts(self) -> bool:
@@ -85,10 +73,9 @@ class ContextChunker:
                 past_chunk = request.context_chunk_size
                 chunk = self._next_chunk(request, past_chunk)
                 increment = self._compute(request, chunk) - self._compute(request, past_chunk)
-                limited = chunk if self._compatibility else self._compute(request, chunk)
                 if capacity is not None and num_used_tokens + increment > capacity:
                     continue
-                if self._max_context_length is not None and limited > self._max_context_length:
+                if self._max_context_length is not None and self._limited(request, chunk) > self._max_context_length:
                     continue
                 request.set_context_chunk_size(chunk)
                 num_used_tokens += increment
@@ -138,6 +125,10 @@ class ContextChunker:
     def _compute(self, request: LlmRequest, chunk: int) -> int:
         return count_compute_tokens(chunk, reusable_tokens(request), request.context_remaining_length, self._discount)
 
+    def _limited(self, request: LlmRequest, chunk: int) -> int:
+        """Tokens of a chunk that the context limit counts."""
+        return self._compute(request, chunk)
+
     # -- drafts -------------------------------------------------------------------------------------
 
     def _fit_draft_tokens(self, requests: Sequence[LlmRequest], capacity: int | None) -> None:
@@ -161,27 +152,6 @@ class ContextChunker:
             num_kept = min(request.num_draft_tokens, max(room, 0))
             request.discard_draft_tokens(request.num_draft_tokens - num_kept)
             num_used_tokens += num_kept
-
-    def _fit_draft_tokens_as_recorded(self, requests: Sequence[LlmRequest], capacity: int | None) -> None:
-        """As above, but room is charged whole, may be negative, and negative room fails with drafts half dropped."""
-        num_used_tokens = 0
-        for request in requests:
-            remaining = request.context_remaining_length
-            reusable = min(reusable_tokens(request), remaining)
-            num_used_tokens += min(request.context_chunk_size, max(0, remaining - reusable))
-        for request in requests:
-            if not (request.is_last_context_chunk and request.has_draft_tokens):
-                continue
-            chunk = request.context_chunk_size
-            room = -chunk % self._unit
-            if self._max_context_length is not None:
-                room = min(room, self._max_context_length - chunk)
-            if capacity is not None:
-                room = min(room, capacity - num_used_tokens)
-                num_used_tokens += room
-            num_discarded = request.num_draft_tokens - room
-            if num_discarded > 0:
-                request.discard_draft_tokens(num_discarded)
 
 
 _SetChunkSizes = Callable[[ContextChunker, Sequence[LlmRequest], "int | None"], None]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from trtkv.checks import check_count, check_member, check_type
+from trtkv.checks import check_type
 from trtkv.common import RequestId
 from trtkv.errors import CapacityError, ConfigurationError, InvalidInputError
 from trtkv.records.llm_request import LlmRequest, LlmRequestState
 from trtkv.scheduler.base_capacity_scheduler import make_state_limits
-from trtkv.scheduler.context_chunking import ContextChunker, count_compute_tokens, reusable_tokens
-from trtkv.scheduler.request_order import sort_requests
+from trtkv.scheduler.behaviour import choose_classes
+from trtkv.scheduler.context_chunking import ContextChunker, reusable_tokens
 from trtkv.scheduler.scheduler_config import ContextChunkingConfig, ReuseDiscount
 
 
@@ -28,8 +28,8 @@ class MicroBatchScheduler:
 
     Without ``ctx_chunk_config`` prompts are computed whole. ``max_context_length`` limits the computed
     tokens of one context. ``reuse_discount`` says what cached tokens save; by default what is really
-    computed, in compatibility mode as recorded. ``compatibility`` reproduces recorded decisions, faults
-    included (docs/decisions/0204).
+    computed. ``compatibility`` reproduces recorded decisions, faults and discount included
+    (docs/decisions/0204).
     """
 
     def __init__(
@@ -42,27 +42,14 @@ class MicroBatchScheduler:
         *,
         compatibility: bool = False,
     ) -> None:
-        default_discount = ReuseDiscount.RECORDED if compatibility else ReuseDiscount.LATE
-        self._discount = check_member(
-            "reuse_discount",
-            default_discount if reuse_discount is None else reuse_discount,
-            ReuseDiscount,
-            error=ConfigurationError,
-        )
-        if max_context_length is not None:
-            check_count("max_context_length", max_context_length, 0 if compatibility else 1, error=ConfigurationError)
+        self._rules = choose_classes(compatibility).step_rules(max_context_length, reuse_discount)
         self._max_context_length = max_context_length
         self._limits = make_state_limits(no_schedule_until_state, no_schedule_after_state)
-        self._compatibility = compatibility
         self._config = ctx_chunk_config
         self._chunker: ContextChunker | None = None
         if ctx_chunk_config is not None:
             check_type("ctx_chunk_config", ctx_chunk_config, ContextChunkingConfig, error=ConfigurationError)
-            self._chunker = ContextChunker(
-                ctx_chunk_config, max_context_length, self._discount, compatibility=compatibility
-            )
-            if not compatibility:
-                self._chunker.check_unit()
+            self._chunker = self._rules.make_chunker(ctx_chunk_config)
 
     def schedule(
         self,
@@ -77,18 +64,13 @@ class MicroBatchScheduler:
         change, for a request longer than ``max_context_length`` that may not be cut into chunks.
         C++: MicroBatchScheduler::operator().
         """
-        if not self._compatibility:
-            check_count("max_batch_size_runtime", max_batch_size_runtime, 1)
-            if max_num_tokens_runtime is not None:
-                check_count("max_num_tokens_runtime", max_num_tokens_runtime)
+        self._rules.check_step(max_batch_size_runtime, max_num_tokens_runtime)
         candidates = [
             request
             for request in active_requests
             if self._limits.allow(request) and request.request_id not in inflight_req_ids
         ]
-        if not self._compatibility:
-            for request in candidates:
-                self._check_length(request)
+        self._rules.check_beforehand(self._check_length, candidates)
         selection = _Selection(max_num_tokens_runtime)
         for request in candidates:
             taken = self._select(request, selection)
@@ -133,8 +115,7 @@ class MicroBatchScheduler:
                 self._collect(request, selection)
                 return 1
             num_tokens = self._check_length(request)
-            if not self._compatibility:
-                request.set_context_chunk_size(request.context_remaining_length)
+            self._rules.take_whole(request)
             return self._select_whole(request, selection, num_tokens)
         return self._select_generation(request, selection)
 
@@ -143,7 +124,7 @@ class MicroBatchScheduler:
         if request.state is LlmRequestState.ENCODER_INIT:
             num_tokens = request.encoder_output_len
         elif request.is_context_init_state and self._chunker is None:
-            num_tokens = self._count_whole_context(request)
+            num_tokens = self._rules.count_whole_context(request)
         else:
             return 0
         if self._max_context_length is not None and num_tokens > self._max_context_length:
@@ -152,15 +133,6 @@ class MicroBatchScheduler:
                 f"is {self._max_context_length}; shorten it, raise the limit or use chunks"
             )
         return num_tokens
-
-    def _count_whole_context(self, request: LlmRequest) -> int:
-        reusable = reusable_tokens(request)
-        if self._compatibility:
-            num_tokens = request.get_num_tokens() + request.num_draft_tokens
-            if self._discount is ReuseDiscount.RECORDED:
-                return max(1, num_tokens - reusable)
-            return max(1, count_compute_tokens(num_tokens, reusable, request.context_remaining_length, self._discount))
-        return max(1, request.context_remaining_length - reusable) + request.num_draft_tokens
 
     @staticmethod
     def _select_whole(request: LlmRequest, selection: _Selection, num_tokens: int) -> int | None:
@@ -203,7 +175,7 @@ class MicroBatchScheduler:
             self._chunker.set_ctx_requests_chunk_size(selection.collected, selection.capacity)
         contexts = selection.context_requests
         contexts.extend(request for request in selection.collected if request.context_chunk_size > 0)
-        sort_requests(contexts, selection.generation_requests, has_chunks, compatibility=self._compatibility)
+        self._rules.sort_requests(contexts, selection.generation_requests, has_chunks)
         return MicroBatchScheduleResult(contexts, selection.generation_requests)
 
 

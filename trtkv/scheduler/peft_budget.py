@@ -7,14 +7,10 @@ from trtkv.scheduler.budget_protocols import BasePeftCacheManager
 
 
 class PeftBudget:
-    """Charges each adapter once per call; without an adapter cache nothing is limited.
+    """Charges each adapter once per call; without an adapter cache nothing is limited."""
 
-    In compatibility mode an overdrawn budget refuses requests without adapter as well.
-    """
-
-    def __init__(self, peft_cache_manager: BasePeftCacheManager | None, *, compatibility: bool = False) -> None:
+    def __init__(self, peft_cache_manager: BasePeftCacheManager | None) -> None:
         self._peft_cache_manager = peft_cache_manager
-        self._compatibility = compatibility
         self._seen_task_ids: set[int] = set()
         self._available_pages = 0 if peft_cache_manager is None else peft_cache_manager.max_device_pages
 
@@ -28,9 +24,7 @@ class PeftBudget:
 
     def has_room(self, num_pages: int) -> bool:
         """Whether that many pages can be added."""
-        if self._peft_cache_manager is None or (num_pages <= 0 and not self._compatibility):
-            return True
-        return num_pages <= self._available_pages
+        return self._peft_cache_manager is None or num_pages <= max(self._available_pages, 0)
 
     def charge(self, request: LlmRequest, num_pages: int) -> None:
         """Take pages, with or without room, and remember the adapter."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from trtkv.common import RequestId
-from trtkv.errors import InvalidInputError
 from trtkv.records.llm_request import LlmRequest
 from trtkv.records.window_size_metadata import PrefixReuseSummary
 from trtkv.scheduler.budget_protocols import KvCacheBudget
@@ -15,17 +14,11 @@ class PrefixSummaries:
     """Prefix summaries of one manager, each taken once per request and scheduling call.
 
     Only a context request on its first chunk has one, with reuse on and a single window.
-    ``by_encoder`` looks up encoder tokens, as a cross cache does; in compatibility mode a request
-    without them is an error.
     """
 
-    def __init__(
-        self, kv_cache_manager: KvCacheBudget | None, *, by_encoder: bool = False, compatibility: bool = False
-    ) -> None:
+    def __init__(self, kv_cache_manager: KvCacheBudget | None) -> None:
         usable = kv_cache_manager is not None and kv_cache_manager.enable_block_reuse
         self._kv_cache_manager = kv_cache_manager if usable else None
-        self._by_encoder = by_encoder
-        self._compatibility = compatibility
         self._summaries: dict[RequestId, PrefixReuseSummary] = {}
 
     def take(self, request: LlmRequest) -> PrefixReuseSummary | None:
@@ -43,15 +36,19 @@ class PrefixSummaries:
 
     def walk(self, request: LlmRequest) -> PrefixReuseSummary | None:
         """Summary of any request; None without reuse or when there are no tokens to look up."""
-        if self._kv_cache_manager is None:
-            return None
-        if not self._by_encoder:
-            return self._kv_cache_manager.analyze_prefix_reuse(request)
+        return None if self._kv_cache_manager is None else self._look_up(request, self._kv_cache_manager)
+
+    def _look_up(self, request: LlmRequest, kv_cache_manager: KvCacheBudget) -> PrefixReuseSummary | None:
+        return kv_cache_manager.analyze_prefix_reuse(request)
+
+
+class EncoderPrefixSummaries(PrefixSummaries):
+    """Summaries of a cross cache, which looks up encoder tokens; a request without them has none."""
+
+    def _look_up(self, request: LlmRequest, kv_cache_manager: KvCacheBudget) -> PrefixReuseSummary | None:
         if request.encoder_tokens is None:
-            if self._compatibility:
-                raise InvalidInputError(f"request {request.request_id} has no encoder tokens to look up; give them")
             return None
-        return self._kv_cache_manager.analyze_prefix_reuse(request, request.encoder_tokens)
+        return kv_cache_manager.analyze_prefix_reuse(request, request.encoder_tokens)
 
 
 class PrefixDeferral:

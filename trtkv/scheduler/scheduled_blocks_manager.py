@@ -11,13 +11,11 @@ from trtkv.scheduler.budget_protocols import KvCacheBudget
 class NoEvictScheduledBlocksManager:
     """Free blocks minus what admitted requests still take until completion, per window.
 
-    Balances can go negative, because running requests are subtracted without a test. In compatibility
-    mode a negative balance refuses even a request that needs no block.
+    Balances can go negative, because running requests are subtracted without a test.
     """
 
-    def __init__(self, kv_cache_manager: KvCacheBudget, *, compatibility: bool = False) -> None:
+    def __init__(self, kv_cache_manager: KvCacheBudget) -> None:
         self._kv_cache_manager = kv_cache_manager
-        self._compatibility = compatibility
         free_blocks = kv_cache_manager.block_manager.get_num_free_blocks_per_window_size()
         self._available_blocks = {window: free_blocks[window] for window in kv_cache_manager.window_sizes_metadata}
         self._needed_blocks: dict[WindowSize, int] = dict.fromkeys(self._available_blocks, 0)
@@ -28,8 +26,12 @@ class NoEvictScheduledBlocksManager:
         for window, available in self._available_blocks.items():
             needed = self._kv_cache_manager.get_remaining_blocks_to_completion(request, window, cached_summary)
             self._needed_blocks[window] = needed
-            enough &= needed <= (available if self._compatibility else max(available, 0))
+            enough &= self._suffices(available, needed)
         return enough
+
+    def _suffices(self, available: int, needed: int) -> bool:
+        """Whether a balance covers a need; no need is always covered."""
+        return needed <= max(available, 0)
 
     def commit_blocks(self) -> None:
         """Reserve what the last sized request needs."""
