@@ -50,7 +50,7 @@ from trtkv.sizing.cache_plan import SizingOptions, make_cache_plan
 from trtkv.sizing.memory_size import parse_memory_size
 from trtkv.traces.block_names import checked_block_size
 from trtkv.traces.generate.workload import generate_workload
-from trtkv.traces.rows import JsonRows
+from trtkv.traces.rows import json_rows
 
 IS_COMPILED: Final = not eviction_policy.__file__.endswith(".py")
 
@@ -382,7 +382,7 @@ CONSTRUCTORS: Final = [
         capacity_tokens=(*NO_INTEGERS, 3, 0, -1),
         live=POSITIVE,
     ),
-    *option_cases(lambda **options: JsonRows(BytesIO(), "t", **options), "JsonRows", limit=below(0)),
+    *option_cases(lambda **options: json_rows(BytesIO(), "t", **options), "json_rows", limit=below(0)),
     Case("checked_block_size", checked_block_size, POSITIVE),
     Case("BlockKey", lambda value: BlockKey(value).packed, ([1.5], ["a"])),
 ]

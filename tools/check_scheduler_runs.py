@@ -31,9 +31,8 @@ from trtkv.replay.scheduler_loop.loop_config import LoopConfig
 from trtkv.replay.scheduler_loop.loop_result import LoopResult, replay_with_scheduler
 from trtkv.replay.scheduler_loop.scheduler_loop import SchedulerLoop
 from trtkv.scheduler.scheduler_config import CapacitySchedulerPolicy, ChunkingPolicy, ContextChunkingConfig
-from trtkv.traces.formats.registry import READERS, read_requests
-from trtkv.traces.options import ReadOptions
 from trtkv.traces.trace import RequestTrace
+from trtkv.traces.trace_reader import read_trace
 from trtkv.verify.recorded_loop import RecordingBackend
 from trtkv.verify.runner import verify_program
 
@@ -51,7 +50,7 @@ class Checker:
     def __init__(self, trace: RequestTrace, make_config: Callable[[CapacitySchedulerPolicy], LoopConfig]) -> None:
         self._trace = trace
         self._make_config = make_config
-        self._seconds_per_unit = READERS[trace.format].seconds_per_unit
+        self._seconds_per_unit = trace.seconds_per_unit
 
     def run_whole(self, policy: CapacitySchedulerPolicy, num_requests: int) -> Outcome:
         """The first requests, and what became of them."""
@@ -171,7 +170,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all parts; the exit code."""
     options = parse_options(arguments)
-    trace = read_requests(options.trace, ReadOptions(options.block_size)).trace
+    trace = read_trace(options.trace, block_size=options.block_size)
     gc.disable()  # there is no cyclic garbage, and a collection would walk all cached blocks
 
     def make_config(policy: CapacitySchedulerPolicy) -> LoopConfig:

@@ -240,7 +240,7 @@ def test_numbers_stand_where_their_definition_stands() -> None:
 
 
 def test_trace_info_meets_the_numbers_of_its_trace(shared_dir: Path) -> None:
-    from trtkv.traces.formats.mooncake import read_trace
+    from trtkv.traces.trace_reader import read_trace
 
     trace = read_trace(shared_dir / "traces" / "mooncake" / "synthetic_trace.jsonl", block_size=512)
     result = facts_of(describe_trace(trace).to_json(), "info.json")
@@ -255,7 +255,7 @@ def test_trace_info_meets_the_numbers_of_its_trace(shared_dir: Path) -> None:
 
 
 def test_unlimited_replays_meet_the_numbers_of_their_trace(shared_dir: Path) -> None:
-    from trtkv.traces.formats.mooncake import read_trace
+    from trtkv.traces.trace_reader import read_trace
 
     trace = read_trace(shared_dir / "traces" / "sharegpt" / "sharegpt-llama-3.1-8b-300-sps10.jsonl")
     report = run_nano(trace.requests, tokens_per_block=16, capacity_tokens=None, live=1)

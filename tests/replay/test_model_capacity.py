@@ -16,8 +16,8 @@ from trtkv.replay.bounds.bounds import has_bounds
 from trtkv.replay.config import ReplayConfig
 from trtkv.replay.model_capacity import apply_cache_plan, check_lengths, describe_cache_plan
 from trtkv.replay.result import replay_trace
-from trtkv.traces.formats.mooncake import read_trace
 from trtkv.traces.trace import RequestTrace
+from trtkv.traces.trace_reader import read_trace
 
 CHAT = str(DATA / "chat_120.jsonl")
 REPLAY = ("replay", CHAT, "--block-size", "64", "--tokens-per-block", "64", "--live", "4")

@@ -22,8 +22,8 @@ from trtkv.replay.schedule import (
     num_needed_blocks,
     num_pool_blocks,
 )
-from trtkv.traces.formats.mooncake import read_trace
 from trtkv.traces.trace import TraceRequest
+from trtkv.traces.trace_reader import read_trace
 
 
 class RecordingManager:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,10 @@ from typer.testing import CliRunner
 from tests.replay.trace_builders import token_request
 from trtkv.commands.trace_info import info as info_command
 from trtkv.errors import InvalidInputError
-from trtkv.traces.formats.mooncake import read_trace
-from trtkv.traces.formats.registry import read_requests
 from trtkv.traces.info.trace_info import TraceInfo, describe_trace
 from trtkv.traces.info.trace_info_report import print_trace_info, trace_info_json
 from trtkv.traces.trace import RequestTrace, RowFault
+from trtkv.traces.trace_reader import read_trace
 
 # Blocks of 2: [1 1][1 1][2], [1 1][1 1][3], [1 1][9 9], [4], [1 1][1 1][2]
 PROMPTS = [[1, 1, 1, 1, 2], [1, 1, 1, 1, 3], [1, 1, 9, 9], [4], [1, 1, 1, 1, 2]]
@@ -30,7 +30,7 @@ def trace() -> RequestTrace:
 
 
 def described(**settings: object) -> TraceInfo:
-    return describe_trace(trace(), tokens_per_block=2, **settings)  # type: ignore[arg-type]
+    return describe_trace(replace(trace(), **settings), tokens_per_block=2)  # type: ignore[arg-type]
 
 
 def test_lengths_and_span() -> None:
@@ -164,9 +164,9 @@ def test_public_traces_have_the_known_figures(shared_dir: Path) -> None:
 
 
 def test_public_agent_sessions_have_the_known_figures(shared_dir: Path) -> None:
-    loaded = read_requests(shared_dir / "traces" / "agentic")
-    info = describe_trace(loaded.trace)
+    loaded = read_trace(shared_dir / "traces" / "agentic")
+    info = describe_trace(loaded)
     rates = {rate.name: rate for rate in info.rates}
     assert rates["infinite_full_block_hit_rate"].numerator == 343 + 338 + 483 + 9121
-    num_full = sum(request.input_length // 64 for request in loaded.trace.requests)
+    num_full = sum(request.input_length // 64 for request in loaded.requests)
     assert num_full == 525 + 558 + 771 + 10_140

@@ -18,9 +18,8 @@ from trtkv.errors import InvalidInputError, TraceFormatError
 from trtkv.eviction.eviction_policy import get_cache_level
 from trtkv.replay.config import ReplayConfig
 from trtkv.replay.result import ReplayResult, replay_trace
-from trtkv.traces.formats.registry import read_requests
-from trtkv.traces.options import ReadOptions
 from trtkv.traces.trace import RequestTrace, TraceRequest
+from trtkv.traces.trace_reader import read_trace
 
 
 def replay(requests: list[TraceRequest], **settings: object) -> ReplayResult:
@@ -89,12 +88,12 @@ def test_row_50_the_block_size_of_a_trace_is_never_guessed(tmp_path: Path) -> No
     ]
     path.write_text("\n".join(written) + "\n")
     with pytest.raises(InvalidInputError, match="do not say how many tokens a hash id stands for"):
-        read_requests(path)
+        read_trace(path)
     with pytest.raises(TraceFormatError, match=r"t.jsonl:1: hash_ids holds 2 ids, .* at block size 64 needs 9"):
-        read_requests(path, ReadOptions(64))
+        read_trace(path, block_size=64)
     with pytest.raises(TraceFormatError, match=r"t.jsonl:5: hash_ids holds 2 ids, .* needs 1"):
-        read_requests(path, ReadOptions(512))
-    trace = read_requests(path, ReadOptions(512), lenient=True).trace
+        read_trace(path, block_size=512)
+    trace = read_trace(path, block_size=512, lenient=True)
     assert [request.input_length for request in trace.requests] == [length for _, length in good]
     assert [fault.line_number for fault in trace.faults] == [5, 6, 7]
     assert trace.block_size == 512
@@ -109,7 +108,7 @@ def test_row_51_the_ids_of_the_next_turn_decide_what_generated_text_becomes(tmp_
         for length, output, ids in turns
     ]
     path.write_text("\n".join(written) + "\n")
-    trace = read_requests(path, ReadOptions(4)).trace
+    trace = read_trace(path, block_size=4)
     result, _ = replay_trace(trace, ReplayConfig(tokens_per_block=4), explain=True)
     # What a prompt held is found; the answer behind it (the first new id) was never a prompt before, so it is computed.
     assert rows(result) == [{"cold": 8}, {"hit": 8, "cold": 8}, {"hit": 16, "cold": 8}]

@@ -1,42 +1,33 @@
-"""Values of ``--format``, written out so that help texts need no reader to be imported."""
+"""The option ``--format``; its names come from the registry, no reader is imported."""
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Annotated, TypeAlias
 
 import typer
 
+from trtkv.traces.formats.registry import FORMAT_NAMES
 
-class FormatChoice(str, Enum):
-    """``auto``, or a name of trtkv.traces.formats.registry."""
-
-    AUTO = "auto"
-    MOONCAKE = "mooncake"
-    TOKENS = "tokens"
-    DYNAMO = "dynamo"
-    AGENTIC = "agentic"
-    BAILIAN = "bailian"
-    KVCACHE_SIMULATOR = "kvcache-simulator"
-    SHAREGPT = "sharegpt"
-    OPENAI = "openai"
-    AZURE = "azure"
-    BURSTGPT = "burstgpt"
-    VIDUR = "vidur"
-
-    @property
-    def format_name(self) -> str | None:
-        """Name for the reader; None: told by the first row."""
-        return None if self is FormatChoice.AUTO else self.value
+AUTO = "auto"
 
 
-_NAMES = ", ".join(choice.value for choice in FormatChoice)
+def format_or_none(name: str | None) -> str | None:
+    """The name of a format; None for ``auto``. Raises typer.BadParameter for any other name."""
+    if name is None or name == AUTO:
+        return None
+    if name not in FORMAT_NAMES:
+        raise typer.BadParameter(f"{name!r} is not one of {AUTO}, {', '.join(FORMAT_NAMES)}")
+    return name
+
 
 FormatOption: TypeAlias = Annotated[
-    FormatChoice,
+    str | None,
     typer.Option(
         "--format",
         metavar="FORMAT",
-        help=f"Format of the trace: {_NAMES}; auto tells it from the first row.",
+        callback=format_or_none,
+        show_default=AUTO,
+        help=f"Format of the trace: {', '.join(FORMAT_NAMES)}; auto detects it from the first row.",
     ),
 ]
+"""None: told by the first row."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trtkv.commands.format_choice import FormatChoice, FormatOption
+from trtkv.commands.format_choice import FormatOption
 from trtkv.commands.model_options import (
     HostMemoryOption,
     KvDtypeChoice,
@@ -46,7 +46,7 @@ def replay(
     system: Annotated[
         SystemChoice, typer.Option(help="Whose block manager; nano-scheduler lets nano-vllm's scheduler preempt.")
     ] = SystemChoice.TENSORRT_LLM,
-    trace_format: FormatOption = FormatChoice.AUTO,
+    trace_format: FormatOption = None,
     block_size: Annotated[
         int | None, typer.Option(help="Tokens that one hash id stands for. Needed for Mooncake rows (theirs: 512).")
     ] = None,
@@ -154,12 +154,12 @@ def replay(
 
 
 def _read(settings: TraceSettings) -> RequestTrace:
-    loaded = settings.read()
+    trace = settings.read()
     if settings.format_name is None:
-        typer.echo(f"format: {loaded.detected}", err=True)
-    if settings.block_size is not None and loaded.trace.block_size is None:
-        typer.echo(f"note: --block-size has no meaning for format {loaded.trace.format}", err=True)
-    return loaded.trace
+        typer.echo(f"format: {trace.detected}", err=True)
+    if settings.block_size is not None and trace.block_size is None:
+        typer.echo(f"note: --block-size has no meaning for format {trace.format}", err=True)
+    return trace
 
 
 def _show_outcome(job: ReplayJob, requests: RequestTrace, json_file: str | None) -> None:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from trtkv.replay.result import ReplayResult
     from trtkv.replay.scheduler_loop.loop_config import LoopConfig
     from trtkv.replay.scheduler_loop.loop_result import LoopResult
-    from trtkv.traces.formats.registry import LoadedTrace
     from trtkv.traces.trace import RequestTrace
 
     Outcome: TypeAlias = "ReplayResult | LoopResult | dict[str, object]"
@@ -61,13 +60,19 @@ class TraceSettings:
     lenient: bool
     limit: int | None
 
-    def read(self) -> LoadedTrace:
-        """The trace, and what told its format."""
-        from trtkv.traces.formats.registry import read_requests
-        from trtkv.traces.options import ReadOptions
+    def read(self) -> RequestTrace:
+        """The trace."""
+        from trtkv.traces.trace_reader import read_trace
 
-        options = ReadOptions(self.block_size, self.tokenizer, self.chat_template)
-        return read_requests(self.path, options, format_name=self.format_name, lenient=self.lenient, limit=self.limit)
+        return read_trace(
+            self.path,
+            format_name=self.format_name,
+            block_size=self.block_size,
+            tokenizer=self.tokenizer,
+            chat_template=self.chat_template,
+            lenient=self.lenient,
+            limit=self.limit,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,7 @@ def make_trace_settings(options: Options) -> TraceSettings:
     """How the options say to read the trace."""
     return TraceSettings(
         path=options["trace"],
-        format_name=options["trace_format"].format_name,
+        format_name=options["trace_format"],
         block_size=options["block_size"],
         tokenizer=options["tokenizer"],
         chat_template=options["chat_template"],

@@ -106,9 +106,8 @@ def run_scheduler_loop(
 ) -> LoopResult:
     """Run the loop; with ``record`` every change of it is written to that file while it happens."""
     from trtkv.replay.scheduler_loop.loop_result import replay_with_scheduler
-    from trtkv.traces.formats.registry import READERS
 
-    seconds_per_unit = READERS[trace.format].seconds_per_unit
+    seconds_per_unit = trace.seconds_per_unit
     with progress_of(len(trace.requests)) as progress:
         if record is None:
             return replay_with_scheduler(trace, config, seconds_per_unit=seconds_per_unit, progress=progress)

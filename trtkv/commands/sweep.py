@@ -93,7 +93,7 @@ def sweep(
 
 def read_trace(settings: TraceSettings) -> RequestTrace:
     """The trace of these settings."""
-    return settings.read().trace
+    return settings.read()
 
 
 def run_replay(trace: RequestTrace, job: ReplayJob) -> Report:

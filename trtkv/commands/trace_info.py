@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trtkv.commands.format_choice import FormatChoice, FormatOption
+from trtkv.commands.format_choice import FormatOption
 from trtkv.commands.output_files import check_writable
 
 
@@ -19,7 +19,7 @@ def info(
             metavar="TRACE", help="Request trace: a file, plain or gzip, a folder, or - for standard input."
         ),
     ],
-    trace_format: FormatOption = FormatChoice.AUTO,
+    trace_format: FormatOption = None,
     block_size: Annotated[int | None, typer.Option(help="Tokens that one hash id stands for.")] = None,
     tokens_per_block: Annotated[
         int | None, typer.Option(help="Tokens of a block in the figures.  [default: those of a hash id, else 32]")
@@ -34,30 +34,25 @@ def info(
 ) -> None:
     """Show what a trace holds: requests, tokens, sharing of prefixes, reuse distances, working sets."""
     from trtkv.errors import InvalidInputError
-    from trtkv.traces.formats.registry import READERS, read_requests
     from trtkv.traces.info.trace_info import describe_trace
     from trtkv.traces.info.trace_info_report import print_trace_info, trace_info_json
-    from trtkv.traces.options import ReadOptions
+    from trtkv.traces.trace_reader import read_trace
 
     if tokens_per_block is not None and tokens_per_block < 1:
         raise InvalidInputError(f"--tokens-per-block is {tokens_per_block}; give at least 1")
     check_writable(json_file)
-    loaded = read_requests(
+    loaded = read_trace(
         trace,
-        ReadOptions(block_size, tokenizer, chat_template),
-        format_name=trace_format.format_name,
+        format_name=trace_format,
+        block_size=block_size,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
         lenient=lenient,
         limit=limit,
         allow_lengths_only=True,
     )
     typer.echo(f"format: {loaded.detected}", err=True)
-    reader = READERS[loaded.trace.format]
-    found = describe_trace(
-        loaded.trace,
-        tokens_per_block=tokens_per_block,
-        seconds_per_unit=reader.seconds_per_unit,
-        has_tokens=reader.has_tokens,
-    )
+    found = describe_trace(loaded, tokens_per_block=tokens_per_block)
     if json_file == "-":
         sys.stdout.write(trace_info_json(found))
         return

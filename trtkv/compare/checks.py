@@ -14,13 +14,12 @@ from trtkv.common import ceil_div
 from trtkv.compare.reference import ReferenceNumber, TraceSource, load_traces
 from trtkv.errors import InvalidInputError
 from trtkv.replay.bounds.simple_caches import ACCESS_POLICIES, SequentialRules, sequential_hits
-from trtkv.traces.formats.registry import read_requests
-from trtkv.traces.options import ReadOptions
 from trtkv.traces.prefixes.infinite_matches import infinite_hit_tokens, infinite_matches
 from trtkv.traces.prefixes.path_ids import path_ids
 from trtkv.traces.prefixes.prefix_tree import PrefixTree
 from trtkv.traces.prefixes.reuse_distance import ReuseDistances, measure_reuse
 from trtkv.traces.prefixes.symbols import BlockSymbols, prompt_tokens
+from trtkv.traces.trace_reader import read_trace
 
 if TYPE_CHECKING:
     from trtkv.traces.trace import TraceRequest
@@ -257,9 +256,9 @@ def check_numbers(numbers: Iterable[ReferenceNumber], traces: dict[str, Path]) -
 
     @cache
     def measurements(name: str) -> Measurements:
-        options = ReadOptions(block_size=sources[name].block_size if sources[name].format == "mooncake" else None)
-        loaded = read_requests(traces[name], options, format_name=sources[name].format)
-        return Measurements(list(loaded.trace.requests))
+        source = sources[name]
+        block_size = source.block_size if source.format == "mooncake" else None
+        return Measurements(list(read_trace(traces[name], format_name=source.format, block_size=block_size).requests))
 
     for number in numbers:
         if number.method and number.trace in traces:

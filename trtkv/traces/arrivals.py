@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from trtkv.traces.trace import TokenSource, TraceRequest
+from trtkv.traces.fields import check_total_length
+from trtkv.traces.rows import RowFaultError
+from trtkv.traces.trace import KeyConstraints, TokenIds, TokenSource, TraceRequest
 
 
 class Arrival(NamedTuple):
@@ -15,6 +18,15 @@ class Arrival(NamedTuple):
     input_length: int
     output_length: int
     source: TokenSource
+    constraints: KeyConstraints | None = None
+
+
+def token_arrival(timestamp: float, prompt: array[int], output_length: int) -> Arrival:
+    """A request of which the tokens are known. Raises RowFaultError if there are none or too many."""
+    if not prompt:
+        raise RowFaultError("the prompt has no token")
+    check_total_length(len(prompt), output_length)
+    return Arrival(timestamp, len(prompt), output_length, TokenIds(prompt))
 
 
 def numbered(arrivals: Iterable[Arrival | None], *, by_time: bool = False) -> list[TraceRequest]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from math import isfinite
-from typing import Final
+from typing import Final, cast
 
 from trtkv.common import MAX_INT32
 from trtkv.traces.rows import Row, RowFaultError
+from trtkv.traces.trace import KeyConstraints
 
 HashId = int | str
 
@@ -74,6 +76,13 @@ def as_mapping(found: object, name: str) -> Row:
     return found
 
 
+def lengths(row: Row, input_key: str, output_key: str) -> tuple[int, int]:
+    """Prompt tokens, at least 1, and output tokens, which together have to fit 32 bits."""
+    input_length, output_length = integer(row, input_key, 1), integer(row, output_key, 0)
+    check_total_length(input_length, output_length)
+    return input_length, output_length
+
+
 def check_total_length(input_length: int, output_length: int) -> None:
     """Prompt and output together have to fit 32 bits."""
     if input_length + output_length >= MAX_INT32:
@@ -82,14 +91,40 @@ def check_total_length(input_length: int, output_length: int) -> None:
 
 def hash_ids(row: Row, key: str, where: str = "") -> list[HashId]:
     """Block ids: integers of 64 bits or strings."""
-    ids: list[HashId] = []
-    for position, found in enumerate(items(row, key, where)):
-        if isinstance(found, str):
-            ids.append(found)
-        elif type(found) is not int:
-            raise RowFaultError(f"{where}{key}[{position}] is {found!r:.80}, neither an integer nor a string")
-        elif not _MIN_HASH_ID <= found <= _MAX_HASH_ID:
+    ids = items(row, key, where)
+    if set(map(type, ids)) <= {int, str}:  # in one step for all: rows of long prompts have hundreds
+        numbers = [found for found in ids if isinstance(found, int)]
+        if not numbers or (min(numbers) >= _MIN_HASH_ID and max(numbers) <= _MAX_HASH_ID):
+            return cast("list[HashId]", ids)
+    for position, found in enumerate(ids):
+        if type(found) is int and not _MIN_HASH_ID <= found <= _MAX_HASH_ID:
             raise RowFaultError(f"{where}{key}[{position}] is {found}, which does not fit 64 bits")
-        else:
-            ids.append(found)
-    return ids
+        if type(found) is not int and not isinstance(found, str):
+            raise RowFaultError(f"{where}{key}[{position}] is {found!r:.80}, neither an integer nor a string")
+    return cast("list[HashId]", ids)
+
+
+def token_ids(row: Row, key: str, length: int | None = None, length_key: str = "", where: str = "") -> array[int]:
+    """Tokens, each from 0 to 2^31 - 1; as many as ``length`` says, which the row states under ``length_key``."""
+    tokens = items(row, key, where)
+    if length is not None and len(tokens) != length:
+        raise RowFaultError(f"{where}{key} holds {len(tokens)} tokens, but {length_key} is {length}")
+    try:
+        if set(map(type, tokens)) <= {int}:
+            result = array("i", cast("list[int]", tokens))
+            if not result or min(result) >= 0:
+                return result
+    except OverflowError:
+        pass
+    position = next(i for i, found in enumerate(tokens) if type(found) is not int or not 0 <= found <= MAX_INT32)
+    raise RowFaultError(f"{where}{key}[{position}] is {tokens[position]!r:.80}, not an integer from 0 to {MAX_INT32}")
+
+
+def key_constraints(row: Row) -> KeyConstraints | None:
+    """Salt and LoRA id of a row; null is as good as absent."""
+    salt, lora_task_id = row.get("cache_salt"), row.get("lora_task_id")
+    if salt is not None and not isinstance(salt, str):
+        raise RowFaultError(f"cache_salt is {salt!r:.80}, not a string")
+    if lora_task_id is not None:
+        lora_task_id = integer(row, "lora_task_id", 0)
+    return None if salt is None and lora_task_id is None else KeyConstraints(salt, lora_task_id)

@@ -26,7 +26,7 @@ class ReadOptions:
 
 
 class Rows(Protocol):
-    """Rows of one trace, read once from front to back. JsonRows is one kind."""
+    """Rows of one trace, read once from front to back. TraceRows is one kind."""
 
     name: str
     faults: list[RowFault]

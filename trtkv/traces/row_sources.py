@@ -6,13 +6,13 @@ import csv
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Final, TypeAlias, TypeVar, cast
 
 from trtkv.errors import InvalidInputError, TraceFormatError
 from trtkv.traces.options import Rows
-from trtkv.traces.rows import JsonRows, Row, RowFaultError, check_limit, json_fault, open_stream
+from trtkv.traces.rows import Row, RowFaultError, TraceRows, check_limit, json_fault, json_rows, open_stream
 from trtkv.traces.trace import RowFault
 
 Record = TypeVar("Record")
@@ -33,49 +33,6 @@ _NO_TRACES: Final = {
     b"version https://git-lfs": "a Git LFS pointer, not the trace itself; fetch the trace with git lfs pull",
 }
 """How files start that are often taken for a trace, and what they are."""
-
-
-class ListedRows:
-    """Rows that lie ready, with the rules of JsonRows: a faulty row raises, or is kept in ``faults`` when lenient."""
-
-    def __init__(self, rows: Iterator[NumberedRow], name: str, *, lenient: bool, limit: int | None) -> None:
-        self.name = name
-        self.faults: list[RowFault] = []
-        self._rows = _limited(rows, limit)
-        self._lenient = lenient
-
-    def records(self, convert: Callable[[Row], Record]) -> Iterator[Record]:
-        """Each remaining row through ``convert``."""
-        for line_number, row in self._rows:
-            try:
-                record = convert(_usable(row))
-            except RowFaultError as fault:
-                if not self._lenient:
-                    raise TraceFormatError(f"{self.name}:{line_number}: {fault}") from None
-                self.faults.append(RowFault(line_number, str(fault)))
-            except InvalidInputError as error:  # of the options, not of the row: no row to skip
-                raise type(error)(f"{self.name}:{line_number}: {error}") from None
-            else:
-                yield record
-
-    def first(self, usable: Callable[[Row], Record]) -> Record | None:
-        """``usable`` of the first row that it does not refuse; no row is used up. Raises if it refuses all."""
-        tried: list[NumberedRow] = []
-        refused: RowFault | None = None
-        try:
-            for line_number, row in self._rows:
-                tried.append((line_number, row))
-                try:
-                    return usable(_usable(row))
-                except RowFaultError as fault:
-                    refused = refused or RowFault(line_number, str(fault))
-                    if not self._lenient:
-                        break
-            if refused is not None:
-                raise TraceFormatError(f"{self.name}:{refused.line_number}: {refused.reason}")
-            return None
-        finally:
-            self._rows = chain(tried, self._rows)
 
 
 class FolderRows:
@@ -155,14 +112,14 @@ def open_rows(stream: IO[bytes], name: str, check_header: CheckHeader, *, lenien
     line = lines.next_filled()
     _check_text(line, name)
     if line.startswith(b"["):
-        return ListedRows(_document_rows(lines.all_bytes(), name), name, lenient=lenient, limit=limit)
+        return _listed_rows(_document_rows(lines.all_bytes(), name), name, lenient, limit)
     if line.startswith(b"{"):
         if _is_cut(line) and not _is_row_start(lines.next_filled()):
-            return ListedRows(_document_rows(lines.all_bytes(), name), name, lenient=lenient, limit=limit)
-        return JsonRows(lines.all_lines(), name, lenient=lenient, limit=limit)
+            return _listed_rows(_document_rows(lines.all_bytes(), name), name, lenient, limit)
+        return json_rows(lines.all_lines(), name, lenient=lenient, limit=limit)
     if _is_broken_row(line) or _is_row_start(lines.next_filled()):
-        return JsonRows(lines.all_lines(), name, lenient=lenient, limit=limit)
-    return ListedRows(_csv_rows(lines.all_lines(), name, check_header), name, lenient=lenient, limit=limit)
+        return json_rows(lines.all_lines(), name, lenient=lenient, limit=limit)
+    return _listed_rows(_csv_rows(lines.all_lines(), name, check_header), name, lenient, limit)
 
 
 class _AheadStream:
@@ -371,10 +328,8 @@ def _decoded(stream: IO[bytes], name: str) -> Iterator[str]:
         raise TraceFormatError(f"{name}:{line_number + 1}: cannot read on: {error}") from error
 
 
-def _limited(rows: Iterator[NumberedRow], limit: int | None) -> Iterator[NumberedRow]:
-    if limit is None:
-        return rows
-    return (row for _, row in zip(range(limit), rows, strict=False))
+def _listed_rows(rows: Iterator[NumberedRow], name: str, lenient: bool, limit: int | None) -> Rows:
+    return TraceRows(rows if limit is None else islice(rows, limit), name, _usable, lenient=lenient)
 
 
 def _usable(row: Row | str) -> Row:

@@ -1,4 +1,4 @@
-"""JsonRows: rows of a JSON-lines stream with their line numbers; a faulty row raises or is counted."""
+"""TraceRows: rows of a stream with their line numbers; a faulty row raises or is counted."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import json
 import os
 import sys
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import chain
-from typing import IO, Final, TypeVar, cast
+from typing import IO, Final, Generic, TypeVar, cast
 
 from trtkv.checks import check_integer
 from trtkv.errors import InvalidInputError, TraceFormatError
 from trtkv.traces.trace import RowFault
 
+Item = TypeVar("Item")
 Record = TypeVar("Record")
 Row = dict[str, object]
 
@@ -30,68 +30,82 @@ class RowFaultError(ValueError):
     """A row cannot be used; the text is the reason, without file and line."""
 
 
-class JsonRows:
+class TraceRows(Generic[Item]):
     """Rows of one stream, read once from front to back.
 
-    Blank lines are passed over. A faulty row raises TraceFormatError with file, line number and
-    reason, or, when ``lenient``, is kept in ``faults``. ``limit`` counts rows, faulty ones included.
+    A faulty row raises TraceFormatError with file, line number and reason, or, when ``lenient``, is kept in ``faults``.
+
+    Items are what the file holds, with their line numbers; ``parse`` makes a row of one or raises RowFaultError.
+    ``quick_parse`` may do the same faster. An item that is refused is parsed again by ``parse``, whose reading is the
+    one that counts.
     """
 
-    def __init__(self, stream: IO[bytes], name: str, *, lenient: bool = False, limit: int | None = None) -> None:
-        check_limit(limit)
+    def __init__(
+        self,
+        items: Iterator[tuple[int, Item]],
+        name: str,
+        parse: Callable[[Item], Row],
+        quick_parse: Callable[[Item], Row] | None = None,
+        *,
+        lenient: bool = False,
+    ) -> None:
         self.name = name
         self.faults: list[RowFault] = []
+        self._items = items
+        self._parse = parse
+        self._quick_parse = quick_parse or parse
         self._lenient = lenient
-        self._lines = _numbered_lines(stream, name, limit)
-        self._ahead: deque[tuple[int, bytes]] = deque()
-        self._fast_loads = _fast_loads()
 
     def records(self, convert: Callable[[Row], Record]) -> Iterator[Record]:
         """Each remaining row through ``convert``, which raises RowFaultError for a row it cannot use.
 
-        ``convert`` must leave no trace of a row that it refuses: a refused row is parsed again by the
-        standard library's parser, whose reading is the one that counts, and then converted again.
+        ``convert`` must leave no trace of a row that it refuses.
         """
-        while self._ahead:
-            yield from self._record(*self._ahead.popleft(), convert)
-        for line_number, line in self._lines:
-            yield from self._record(line_number, line, convert)
+        for line_number, item in self._items:
+            try:
+                record = convert(self._quick_parse(item))
+            except ValueError:
+                try:
+                    record = convert(self._parse(item))
+                except RowFaultError as fault:
+                    if not self._lenient:
+                        raise self._error(line_number, str(fault)) from None
+                    self.faults.append(RowFault(line_number, str(fault)))
+                    continue
+                except InvalidInputError as error:  # of the options, not of the row: no row to skip
+                    raise type(error)(f"{self.name}:{line_number}: {error}") from None
+            yield record
 
     def first(self, usable: Callable[[Row], Record]) -> Record | None:
         """``usable`` of the first row that it does not refuse; no row is used up. None without rows.
 
         When not lenient, only the first row is tried. Raises TraceFormatError if there are rows and all are refused.
         """
+        tried: list[tuple[int, Item]] = []
         refused: RowFault | None = None
-        for line_number, line in self._lines:
-            self._ahead.append((line_number, line))
-            try:
-                return usable(parse_row(line))
-            except RowFaultError as fault:
-                refused = refused or RowFault(line_number, str(fault))
-                if not self._lenient:
-                    break
-        if refused is not None:
-            raise self._error(refused.line_number, refused.reason)
-        return None
-
-    def _record(self, line_number: int, line: bytes, convert: Callable[[Row], Record]) -> Iterator[Record]:
         try:
-            record = convert(_as_object(self._fast_loads(line)))
-        except ValueError:
-            try:
-                record = convert(parse_row(line))
-            except RowFaultError as fault:
-                if not self._lenient:
-                    raise self._error(line_number, str(fault)) from None
-                self.faults.append(RowFault(line_number, str(fault)))
-                return
-            except InvalidInputError as error:  # of the options, not of the row: no row to skip
-                raise type(error)(f"{self.name}:{line_number}: {error}") from None
-        yield record
+            for line_number, item in self._items:
+                tried.append((line_number, item))
+                try:
+                    return usable(self._parse(item))
+                except RowFaultError as fault:
+                    refused = refused or RowFault(line_number, str(fault))
+                    if not self._lenient:
+                        break
+            if refused is not None:
+                raise self._error(refused.line_number, refused.reason)
+            return None
+        finally:
+            self._items = chain(tried, self._items)
 
     def _error(self, line_number: int, reason: str) -> TraceFormatError:
         return TraceFormatError(f"{self.name}:{line_number}: {reason}")
+
+
+def json_rows(stream: IO[bytes], name: str, *, lenient: bool = False, limit: int | None = None) -> TraceRows[bytes]:
+    """Rows of a stream of JSON lines. Blank lines are passed over; ``limit`` counts rows, faulty ones included."""
+    check_limit(limit)
+    return TraceRows(_numbered_lines(stream, name, limit), name, parse_row, _quick_parse(), lenient=lenient)
 
 
 def check_limit(limit: int | None) -> None:
@@ -163,12 +177,13 @@ def _numbered_lines(stream: IO[bytes], name: str, limit: int | None) -> Iterator
         raise TraceFormatError(f"{name}:{line_number + 1}: cannot read on: {error}") from error
 
 
-def _fast_loads() -> Callable[[bytes], object]:
+def _quick_parse() -> Callable[[bytes], Row]:
     """The quickest parser at hand; orjson is about three times as fast as the standard library's."""
     try:
-        return cast("Callable[[bytes], object]", import_module("orjson").loads)
+        loads = import_module("orjson").loads
     except ImportError:
         return parse_row
+    return lambda line: _as_object(loads(line))
 
 
 def _as_object(value: object) -> Row:

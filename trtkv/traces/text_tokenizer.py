@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from trtkv.traces.options import ReadOptions
 
 CHATML: Final = "chatml"
+ASSISTANT: Final = "assistant"
+"""The role of answers."""
 TOKENIZER_FILE: Final = "tokenizer.json"
 CONFIG_FILE: Final = "tokenizer_config.json"
 TEMPLATE_FILE: Final = "chat_template.jinja"

@@ -107,6 +107,12 @@ class RequestTrace:
     requests: Sequence[TraceRequest]
     faults: Sequence[RowFault] = field(default_factory=list)
     """Rows skipped by lenient reading, in file order."""
+    detected: str = ""
+    """What told the format, e.g. ``mooncake (the first row has input_length, hash_ids)``."""
+    seconds_per_unit: float | None = None
+    """Seconds of one unit of the timestamps; None if they are not times of one clock."""
+    has_tokens: bool = True
+    """False: only the lengths of prompts are known."""
 
     @property
     def max_total_length(self) -> int:

@@ -16,9 +16,9 @@ from trtkv.replay.bounds.bounds import compute_bounds
 from trtkv.replay.config import ReplayConfig
 from trtkv.replay.nano.nano_driver import run_nano
 from trtkv.replay.result import replay_trace
-from trtkv.traces.formats.mooncake import read_trace
 from trtkv.traces.prefixes.infinite_matches import infinite_hit_tokens, infinite_matches
 from trtkv.traces.trace import RequestTrace, TraceRequest
+from trtkv.traces.trace_reader import read_trace
 
 Unit = tuple[int, ...]
 

@@ -8,7 +8,7 @@ from tests.replay.dict_cache import expected_counts
 from tests.replay.helpers import DATA
 from trtkv.replay.config import ReplayConfig
 from trtkv.replay.result import ReplayResult, replay_trace
-from trtkv.traces.formats.mooncake import read_trace
+from trtkv.traces.trace_reader import read_trace
 
 TRACES = [("chat_120.jsonl", 64), ("rag_100.jsonl", 64), ("agent_60.jsonl", 512)]
 

@@ -17,10 +17,9 @@ from trtkv.replay.causes.cause_counts import LossKind
 from trtkv.replay.causes.causes import CAUSES, Cause
 from trtkv.replay.config import ReplayConfig
 from trtkv.replay.result import replay_trace
-from trtkv.traces.formats.registry import read_requests
-from trtkv.traces.options import ReadOptions
 from trtkv.traces.prefixes.infinite_matches import infinite_matches
 from trtkv.traces.trace import KeyConstraints, RequestTrace, TokenIds, TraceRequest
+from trtkv.traces.trace_reader import read_trace
 
 P = [1, 2, 3, 4, 5, 6, 7, 8]
 Q = [11, 12, 13, 14, 15, 16, 17, 18]
@@ -229,8 +228,8 @@ CASES = [
 @pytest.mark.parametrize(("name", "block_size", "limit", "settings"), CASES)
 @pytest.mark.parametrize("partial_reuse", [False, True])
 def test_public_traces(shared_dir: Path, name, block_size, limit, settings, partial_reuse):
-    options = ReadOptions(block_size=block_size)
-    trace = read_requests(shared_dir / "traces" / name, options, limit=limit).trace
+    options = block_size = block_size
+    trace = read_trace(shared_dir / "traces" / name, options, limit=limit)
     config = ReplayConfig(**settings, partial_reuse=partial_reuse)
     result, _ = replay_trace(trace, config, explain=True)
     found = result.explanation.tokens
@@ -266,9 +265,9 @@ def test_constraints_of_token_rows_are_read(tmp_path):
     row = '{"input_toks": 2, "output_toks": 1, "arrival_time_ns": 0, "input_tok_ids": [1, 2]%s}\n'
     path = tmp_path / "t.jsonl"
     path.write_text(row % "" + row % ', "cache_salt": "a"' + row % ', "lora_task_id": 3, "cache_salt": null')
-    constraints = [request.constraints for request in read_requests(path).trace.requests]
+    constraints = [request.constraints for request in read_trace(path).requests]
     assert constraints == [None, KeyConstraints("a", None), KeyConstraints(None, 3)]
     for wrong, told in (('"cache_salt": 3', "cache_salt is 3"), ('"lora_task_id": "x"', "lora_task_id is 'x'")):
         path.write_text(row % f", {wrong}")
         with pytest.raises(InvalidInputError, match=told):
-            read_requests(path)
+            read_trace(path)

@@ -14,8 +14,8 @@ from tests.replay.trace_builders import random_requests, token_request
 from trtkv.errors import ConfigurationError
 from trtkv.nano import BlockManager, check_invariants
 from trtkv.replay.nano.nano_driver import run_nano, run_nano_scheduler
-from trtkv.traces.formats.mooncake import read_trace
 from trtkv.traces.trace import TraceRequest
+from trtkv.traces.trace_reader import read_trace
 
 
 @pytest.fixture(scope="module")

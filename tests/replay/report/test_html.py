@@ -27,8 +27,8 @@ from trtkv.replay.report import plots
 from trtkv.replay.report.html_report import html_report
 from trtkv.replay.report.html_tables import html_table
 from trtkv.replay.result import ReplayResult, replay_trace
-from trtkv.traces.formats.mooncake import read_trace
 from trtkv.traces.trace import RequestTrace, RowFault
+from trtkv.traces.trace_reader import read_trace
 
 HOSTILE = "<script>alert('x')</script> & \"$x$\" --> ]]> {{7*7}} \u202e.jsonl"
 

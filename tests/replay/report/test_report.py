@@ -12,8 +12,8 @@ from trtkv.replay.closed_loop import ReplayCounts
 from trtkv.replay.config import ReplayConfig
 from trtkv.replay.report.terminal import json_report, notes, print_report, progress_bar
 from trtkv.replay.result import ReplayResult, WindowResult
-from trtkv.traces.formats.mooncake import read_trace
 from trtkv.traces.trace import RequestTrace, RowFault
+from trtkv.traces.trace_reader import read_trace
 
 REFERENCE_COLUMNS = [
     "trace",

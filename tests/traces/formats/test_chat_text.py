@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from trtkv.errors import InvalidInputError, MissingExtraError, TraceFormatError
-from trtkv.traces.formats.registry import LoadedTrace, read_requests
-from trtkv.traces.options import ReadOptions
+from trtkv.traces.trace import RequestTrace
+from trtkv.traces.trace_reader import read_trace
 
 tokenizers = pytest.importorskip("tokenizers", reason="the extra tokenizers is not installed")
 pytest.importorskip("jinja2", reason="chat templates need jinja2")
@@ -51,10 +51,10 @@ def ids(text: str) -> list[int]:
 
 def read(
     tmp_path: Path, tokenizer: Path | None, *rows: object, template: str | None = None, **settings: Any
-) -> LoadedTrace:
+) -> RequestTrace:
     path = tmp_path / "t.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return read_requests(path, ReadOptions(tokenizer=tokenizer, chat_template=template), **settings)
+    return read_trace(path, tokenizer=tokenizer, chat_template=template, **settings)
 
 
 def user(text: str) -> dict[str, str]:
@@ -65,13 +65,13 @@ def test_chat_is_templated_up_to_where_the_answer_starts(tmp_path: Path, tokeniz
     row = {"messages": [{"role": "system", "content": "you are kind"}, user("hello")], "max_tokens": 7}
     loaded = read(tmp_path, tokenizer, row)
     assert loaded.detected == "openai (the first row has messages)"
-    (request,) = loaded.trace.requests
+    (request,) = loaded.requests
     expected = (
         "<s> <|im_start|> system you are kind <|im_end|> <|im_start|> user hello <|im_end|> <|im_start|> assistant"
     )
     assert request.tokens().tolist() == ids(expected)
     assert (request.input_length, request.output_length) == (13, 7)
-    assert loaded.trace.block_size is None
+    assert loaded.block_size is None
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_chat_is_templated_up_to_where_the_answer_starts(tmp_path: Path, tokeniz
 )
 def test_sources_of_the_output_length(tmp_path: Path, tokenizer: Path, fields: dict, output_length: int) -> None:
     loaded = read(tmp_path, tokenizer, {"messages": [user("hello")], **fields})
-    assert loaded.trace.requests[0].output_length == output_length
+    assert loaded.requests[0].output_length == output_length
 
 
 def test_usage_comes_before_the_answer_and_the_answer_before_the_limit(tmp_path: Path, tokenizer: Path) -> None:
     answered = {"messages": [user("hello"), {"role": "assistant", "content": "hello there"}], "max_tokens": 50}
     loaded = read(tmp_path, tokenizer, answered, {**answered, "usage": {"completion_tokens": 9}})
-    first, second = loaded.trace.requests
+    first, second = loaded.requests
     assert (first.output_length, second.output_length) == (2, 9)
     assert first.tokens().tolist() == second.tokens().tolist()
     assert first.tokens().tolist()[-2:] == ids("<|im_start|> assistant")
@@ -105,12 +105,12 @@ def test_usage_comes_before_the_answer_and_the_answer_before_the_limit(tmp_path:
 )
 def test_batch_and_log_rows_are_unwrapped(tmp_path: Path, tokenizer: Path, wrap: Any) -> None:
     loaded = read(tmp_path, tokenizer, wrap({"messages": [user("hello")], "max_tokens": 1}))
-    assert loaded.trace.requests[0].tokens().tolist()[1:4] == ids("<|im_start|> user hello")
+    assert loaded.requests[0].tokens().tolist()[1:4] == ids("<|im_start|> user hello")
 
 
 def test_completion_prompts_get_the_tokens_that_the_tokenizer_adds(tmp_path: Path, tokenizer: Path) -> None:
     loaded = read(tmp_path, tokenizer, {"prompt": "hello there you are", "max_tokens": 1, "timestamp": 3.5})
-    (request,) = loaded.trace.requests
+    (request,) = loaded.requests
     assert request.tokens().tolist() == ids("<s> hello there you are")
     assert request.timestamp == 3.5
 
@@ -118,7 +118,7 @@ def test_completion_prompts_get_the_tokens_that_the_tokenizer_adds(tmp_path: Pat
 def test_content_parts_and_tools(tmp_path: Path, tokenizer: Path) -> None:
     parts = [{"type": "text", "text": "hello "}, {"type": "text", "text": "there"}]
     row = {"messages": [{"role": "user", "content": parts}], "tools": [{"name": "x"}], "max_tokens": 1}
-    (request,) = read(tmp_path, tokenizer, row).trace.requests
+    (request,) = read(tmp_path, tokenizer, row).requests
     assert request.tokens().tolist() == ids("<s> <|im_start|> user hello there <|im_end|> tool <|im_start|> assistant")
 
 
@@ -139,7 +139,7 @@ def test_faulty_openai_rows(tmp_path: Path, tokenizer: Path, row: dict, reason: 
     good = {"messages": [user("hello")], "max_tokens": 1}
     with pytest.raises(TraceFormatError, match=f"t.jsonl:2: .*{reason}"):
         read(tmp_path, tokenizer, good, row)
-    assert len(read(tmp_path, tokenizer, good, row, lenient=True).trace.requests) == 1
+    assert len(read(tmp_path, tokenizer, good, row, lenient=True).requests) == 1
 
 
 def test_sharegpt_conversation_gives_a_request_for_each_answer(tmp_path: Path, tokenizer: Path) -> None:
@@ -154,16 +154,16 @@ def test_sharegpt_conversation_gives_a_request_for_each_answer(tmp_path: Path, t
     row = {"id": "x", "conversations": [{"from": speaker, "value": text} for speaker, text in turns]}
     path = tmp_path / "t.json"
     path.write_text(json.dumps([row, row], indent=1))
-    loaded = read_requests(path, ReadOptions(tokenizer=tokenizer))
-    assert loaded.trace.format == "sharegpt"
-    first, second, third, _ = loaded.trace.requests
+    loaded = read_trace(path, tokenizer=tokenizer)
+    assert loaded.format == "sharegpt"
+    first, second, third, _ = loaded.requests
     start = "<s> <|im_start|> system you <|im_end|> <|im_start|> user hello <|im_end|> <|im_start|> assistant"
     assert first.tokens().tolist() == ids(start)
     assert second.tokens().tolist() == ids(
         f"{start} hello there <|im_end|> <|im_start|> user bye <|im_end|> <|im_start|> assistant"
     )
     assert third.tokens().tolist() == first.tokens().tolist()
-    assert [request.output_length for request in loaded.trace.requests] == [2, 1, 2, 1]
+    assert [request.output_length for request in loaded.requests] == [2, 1, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -186,21 +186,21 @@ def test_chatml_needs_no_template_of_the_tokenizer(tmp_path: Path, tokenizer: Pa
     row = {"messages": [user("hello")], "max_tokens": 1}
     with pytest.raises(InvalidInputError, match="comes without a chat template"):
         read(tmp_path, tokenizer, row)
-    (request,) = read(tmp_path, tokenizer, row, template="chatml").trace.requests
+    (request,) = read(tmp_path, tokenizer, row, template="chatml").requests
     assert request.tokens().tolist() == ids("<|im_start|> user hello <|im_end|> <|im_start|> assistant")
 
 
 def test_template_comes_from_the_option_then_its_own_file_then_the_config(tmp_path: Path, tokenizer: Path) -> None:
     row = {"messages": [user("hello")], "max_tokens": 1}
     (tokenizer / "chat_template.jinja").write_text("{{ messages[0].content }} there")
-    assert read(tmp_path, tokenizer, row).trace.requests[0].tokens().tolist() == ids("hello there")
+    assert read(tmp_path, tokenizer, row).requests[0].tokens().tolist() == ids("hello there")
     named = tmp_path / "other.jinja"
     named.write_text("{{ messages[0].content }} bye")
-    assert read(tmp_path, tokenizer, row, template=str(named)).trace.requests[0].tokens().tolist() == ids("hello bye")
+    assert read(tmp_path, tokenizer, row, template=str(named)).requests[0].tokens().tolist() == ids("hello bye")
     (tokenizer / "chat_template.jinja").unlink()
     templates = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "you"}]
     (tokenizer / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
-    assert read(tmp_path, tokenizer / "tokenizer.json", row).trace.requests[0].tokens().tolist() == ids("you")
+    assert read(tmp_path, tokenizer / "tokenizer.json", row).requests[0].tokens().tolist() == ids("you")
 
 
 @pytest.mark.parametrize(
@@ -260,4 +260,4 @@ def test_reading_stays_lazy_about_packages(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps({"conversations": []}) + "\n")
     with pytest.raises(InvalidInputError, match="--tokenizer"):
-        read_requests(path)
+        read_trace(path)

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 
+from trtkv.commands.format_choice import format_or_none
 from trtkv.errors import InvalidInputError, TraceFormatError
 from trtkv.traces import rows as rows_module
-from trtkv.traces.formats.mooncake import FORMATS, read_trace
+from trtkv.traces.formats.registry import FORMAT_NAMES
 from trtkv.traces.trace import RequestTrace
+from trtkv.traces.trace_reader import read_trace
 
 GOOD = {"timestamp": 5, "input_length": 10, "output_length": 3, "hash_ids": [0, 1, 2]}
 GOOD_TOKENS = {
@@ -29,22 +32,25 @@ GOOD_TOKENS = {
 def parser(request, monkeypatch):
     """Every reading test runs with both parsers; the fast one is played by a stand-in where it is not installed."""
     if request.param == "standard library":
-        monkeypatch.setattr(rows_module, "_fast_loads", lambda: rows_module.parse_row)
+        monkeypatch.setattr(rows_module, "_quick_parse", lambda: rows_module.parse_row)
         return
     try:
         import orjson  # noqa: F401
     except ImportError:
-        monkeypatch.setattr(rows_module, "_fast_loads", lambda: strange_loads)
+        monkeypatch.setattr(rows_module, "_quick_parse", lambda: strange_parse)
 
 
-def strange_loads(line: bytes) -> object:
+def strange_parse(line: bytes) -> dict[str, object]:
     """Differs from the standard library as orjson does: no lone surrogates, floats for integers beyond 64 bits."""
     if b"\\ud800" in line or b"NaN" in line:
         raise ValueError("strict")
     try:
-        return json.loads(line, parse_int=lambda text: int(text) if -(2**63) <= int(text) < 2**64 else float(text))
+        row = json.loads(line, parse_int=lambda text: int(text) if -(2**63) <= int(text) < 2**64 else float(text))
     except RecursionError:
         raise ValueError("nested") from None
+    if not isinstance(row, dict):
+        raise ValueError("not an object")
+    return row
 
 
 def write(path: Path, *rows: object) -> Path:
@@ -87,11 +93,11 @@ MOONCAKE_FAULTS = [
     (changed(GOOD, input_length="10"), "input_length is '10', not an integer"),
     (changed(GOOD, input_length=True, hash_ids=[1]), "input_length is True, not an integer"),
     (changed(GOOD, input_length=None), "input_length is None, not an integer"),
-    (changed(GOOD, input_length=2**31, hash_ids=[1]), "input_length 2147483648 plus output_length 3 does not fit"),
+    (changed(GOOD, input_length=2**31, hash_ids=[1]), "2147483648 prompt and 3 output tokens do not fit 32 bits"),
     (changed(GOOD, output_length=...), "output_length is missing"),
     (changed(GOOD, output_length=-1), "output_length is -1, less than 0"),
     (changed(GOOD, output_length=1.5), "output_length is 1.5, not an integer"),
-    (changed(GOOD, output_length=2**31), "does not fit 32 bits"),
+    (changed(GOOD, output_length=2**31), "do not fit 32 bits"),
     (changed(GOOD, hash_ids=...), "hash_ids is missing"),
     (changed(GOOD, hash_ids={"0": 1}), "hash_ids is .*, not a list"),
     (changed(GOOD, hash_ids=[0, 1]), "hash_ids holds 2 ids, but input_length 10 at block size 4 needs 3"),
@@ -136,10 +142,10 @@ class TestFaultyRows:
         assert re.search(reason, str(caught.value)), str(caught.value)
 
     def test_are_counted_and_skipped_when_lenient(self, tmp_path, format_name, good, bad, reason):
-        path = write(tmp_path / "t.jsonl", bad, good, "", bad, good)
+        path = write(tmp_path / "t.jsonl", good, bad, "", bad, good)
         trace = read_trace(path, format_name=format_name, block_size=4, lenient=True)
         assert [request.index for request in trace.requests] == [0, 1]
-        assert [fault.line_number for fault in trace.faults] == [1, 4]
+        assert [fault.line_number for fault in trace.faults] == [2, 4]
         assert re.search(reason, trace.faults[1].reason)
 
 
@@ -221,8 +227,8 @@ class TestReading:
         assert (trace.format, trace.block_size, len(trace.requests)) == (name, block_size, 2)
 
     def test_an_unknown_first_row_names_its_keys(self, tmp_path):
-        path = write(tmp_path / "t", {"prompt": "x", "model": "y"})
-        with pytest.raises(TraceFormatError, match=r":1: the row's keys \(prompt, model\) belong to no known format"):
+        path = write(tmp_path / "t", {"question": "x", "model": "y"})
+        with pytest.raises(TraceFormatError, match=r":1: the row's keys \(question, model\) belong to no known format"):
             read_trace(path, block_size=4)
 
     def test_lenient_detection_passes_over_faulty_rows_and_counts_them(self, tmp_path):
@@ -298,7 +304,7 @@ class TestReading:
             read_trace(tmp_path / "nothing", block_size=4)
 
     def test_unknown_format_name(self, tmp_path):
-        with pytest.raises(InvalidInputError, match="unknown trace format 'csv'; known are mooncake, tokens"):
+        with pytest.raises(InvalidInputError, match="unknown trace format 'csv'; known are dynamo, agentic"):
             read_trace(write(tmp_path / "t", GOOD), format_name="csv", block_size=4)
 
     def test_the_name_has_no_folders(self, tmp_path):
@@ -313,11 +319,11 @@ def test_each_expansion_is_new_and_small_blocks_work(tmp_path):
 
 
 def test_the_command_offers_exactly_the_registered_formats():
-    from trtkv.commands.format_choice import FormatChoice
-    from trtkv.traces.formats.registry import READERS
-
-    assert {choice.value for choice in FormatChoice} == {"auto", *READERS}
-    assert set(FORMATS) <= set(READERS)
+    assert format_or_none(None) is None
+    assert format_or_none("auto") is None
+    assert [format_or_none(name) for name in FORMAT_NAMES] == list(FORMAT_NAMES)
+    with pytest.raises(typer.BadParameter, match="'csv' is not one of auto, dynamo"):
+        format_or_none("csv")
 
 
 def test_facts_of_the_public_traces(shared_dir):

@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 
 from trtkv.errors import InvalidInputError, TraceFormatError
-from trtkv.traces.formats.registry import READERS, LoadedTrace, read_requests
-from trtkv.traces.options import ReadOptions
-from trtkv.traces.trace import TraceRequest
-
-BLOCK16 = ReadOptions(block_size=16)
+from trtkv.traces.formats.registry import FORMAT_NAMES, all_formats
+from trtkv.traces.trace import RequestTrace, TraceRequest
+from trtkv.traces.trace_reader import read_trace
 
 KVSIM = {"block_size": 4, "input_length": 10, "hash_ids": [7, 8, 9], "output_length": 2}
 BAILIAN = {
@@ -80,8 +78,8 @@ def changed(row: dict, **fields: object) -> dict:
     return copy
 
 
-def read(path: Path, options: ReadOptions | None = None, **settings: object) -> LoadedTrace:
-    return read_requests(path, options, **settings)  # type: ignore[arg-type]
+def read(path: Path, **settings: object) -> RequestTrace:
+    return read_trace(path, **settings)  # type: ignore[arg-type]
 
 
 def common_prefix(a: TraceRequest, b: TraceRequest) -> int:
@@ -96,8 +94,8 @@ def test_kvcache_simulator_rows_share_the_blocks_they_name(tmp_path: Path) -> No
     path = write(tmp_path / "t.jsonl", KVSIM, changed(KVSIM, hash_ids=[7, 8, 5], input_length=12), changed(KVSIM))
     loaded = read(path)
     assert loaded.detected == "kvcache-simulator (the first row has block_size, input_length, hash_ids)"
-    assert (loaded.trace.format, loaded.trace.block_size, loaded.trace.name) == ("kvcache-simulator", 4, "t.jsonl")
-    first, second, third = loaded.trace.requests
+    assert (loaded.format, loaded.block_size, loaded.name) == ("kvcache-simulator", 4, "t.jsonl")
+    first, second, third = loaded.requests
     assert (first.input_length, first.output_length, first.index, third.index) == (10, 2, 0, 2)
     assert common_prefix(first, second) == 8
     assert common_prefix(first, third) == 10
@@ -106,14 +104,14 @@ def test_kvcache_simulator_rows_share_the_blocks_they_name(tmp_path: Path) -> No
 
 def test_ids_of_full_blocks_leave_the_rest_without_identity(tmp_path: Path) -> None:
     row = changed(KVSIM, hash_ids=[7, 8])
-    first, second = read(write(tmp_path / "t.jsonl", row, row)).trace.requests
+    first, second = read(write(tmp_path / "t.jsonl", row, row)).requests
     assert len(first.tokens()) == 10
     assert common_prefix(first, second) == 8
 
 
 def test_decimal_text_and_number_name_the_same_block(tmp_path: Path) -> None:
     rows = [changed(KVSIM, hash_ids=ids) for ids in ([7, 8, 9], ["7", "08", 9])]
-    first, second = read(write(tmp_path / "t.jsonl", *rows)).trace.requests
+    first, second = read(write(tmp_path / "t.jsonl", *rows)).requests
     assert common_prefix(first, second) == 4
 
 
@@ -121,7 +119,7 @@ def test_blocks_with_lengths_of_their_own(tmp_path: Path) -> None:
     long = changed(KVSIM, block_tokens=[4, 2, 3])
     short = changed(KVSIM, block_tokens=[4, 1], hash_ids=[7, 8], input_length=5)
     other = changed(KVSIM, block_tokens=[3, 2], hash_ids=[7, 8], input_length=5)
-    a, b, c = read(write(tmp_path / "t.jsonl", long, short, other)).trace.requests
+    a, b, c = read(write(tmp_path / "t.jsonl", long, short, other)).requests
     assert [len(request.tokens()) for request in (a, b, c)] == [10, 5, 5]
     assert (common_prefix(a, b), common_prefix(a, c)) == (5, 3)
     assert a.tokens().tolist()[:9] == [0, 1, 2, 3, 4, 5, 8, 9, 10]
@@ -132,10 +130,10 @@ def test_block_size_option_stands_in_but_may_not_contradict(tmp_path: Path) -> N
     bare = write(tmp_path / "bare.jsonl", changed(KVSIM, block_size=None))
     with pytest.raises(InvalidInputError, match="--block-size"):
         read(bare, format_name="kvcache-simulator")
-    loaded = read(bare, ReadOptions(block_size=4), format_name="kvcache-simulator")
-    assert loaded.trace.block_size == 4
+    loaded = read(bare, block_size=4, format_name="kvcache-simulator")
+    assert loaded.block_size == 4
     with pytest.raises(TraceFormatError, match=r"t.jsonl:1: block_size is 4, but --block-size says 16"):
-        read(write(tmp_path / "t.jsonl", KVSIM), BLOCK16)
+        read(write(tmp_path / "t.jsonl", KVSIM), block_size=16)
 
 
 @pytest.mark.parametrize(
@@ -166,9 +164,9 @@ def test_faulty_kvcache_simulator_rows(tmp_path: Path, fields: dict, reason: str
         "t.jsonl:2:" in str(caught.value) and reason in str(caught.value)
     )
     loaded = read(path, lenient=True)
-    assert [request.index for request in loaded.trace.requests] == [0, 1]
-    assert [fault.line_number for fault in loaded.trace.faults] == [2]
-    first, last = loaded.trace.requests
+    assert [request.index for request in loaded.requests] == [0, 1]
+    assert [fault.line_number for fault in loaded.faults] == [2]
+    first, last = loaded.requests
     assert common_prefix(first, last) == 10  # the refused row left nothing behind
 
 
@@ -179,10 +177,10 @@ def test_bailian_rows_are_sorted_by_time_with_blocks_of_16(tmp_path: Path) -> No
     early = changed(BAILIAN, timestamp=1, hash_ids=[10, 11], input_length=32)
     tie = changed(BAILIAN, hash_ids=[99, 11, 12])
     loaded = read(write(tmp_path / "t.jsonl", BAILIAN, tie, early))
-    assert (loaded.trace.format, loaded.trace.block_size) == ("bailian", 16)
-    assert [request.timestamp for request in loaded.trace.requests] == [1, 61.114, 61.114]
-    assert common_prefix(loaded.trace.requests[0], loaded.trace.requests[1]) == 32
-    assert common_prefix(loaded.trace.requests[1], loaded.trace.requests[2]) == 0
+    assert (loaded.format, loaded.block_size) == ("bailian", 16)
+    assert [request.timestamp for request in loaded.requests] == [1, 61.114, 61.114]
+    assert common_prefix(loaded.requests[0], loaded.requests[1]) == 32
+    assert common_prefix(loaded.requests[1], loaded.requests[2]) == 0
 
 
 @pytest.mark.parametrize(
@@ -203,8 +201,8 @@ def test_faulty_bailian_rows(tmp_path: Path, fields: dict, reason: str) -> None:
 
 
 def test_bailian_with_another_block_size(tmp_path: Path) -> None:
-    loaded = read(write(tmp_path / "t.jsonl", changed(BAILIAN, hash_ids=[1, 2])), ReadOptions(block_size=32))
-    assert loaded.trace.block_size == 32
+    loaded = read(write(tmp_path / "t.jsonl", changed(BAILIAN, hash_ids=[1, 2])), block_size=32)
+    assert loaded.block_size == 32
 
 
 # agent sessions
@@ -212,8 +210,8 @@ def test_bailian_with_another_block_size(tmp_path: Path) -> None:
 
 def test_session_is_flattened_by_time_with_sub_agents(tmp_path: Path) -> None:
     loaded = read(write(tmp_path / "t.json", SESSION))
-    assert (loaded.trace.format, loaded.trace.block_size) == ("agentic", 4)
-    requests = loaded.trace.requests
+    assert (loaded.format, loaded.block_size) == ("agentic", 4)
+    requests = loaded.requests
     assert [(request.timestamp, request.input_length) for request in requests] == [(0, 9), (10, 8), (20, 13), (35, 12)]
     main, sub, main_again, sub_again = requests
     assert common_prefix(main, sub) == 4  # local: an id means the same for sub-agents of the session
@@ -228,7 +226,7 @@ def test_scope_says_where_an_id_means_the_same(
     tmp_path: Path, scope: str, with_sub_agent: int, with_other_session: int
 ) -> None:
     session = changed(SESSION, hash_id_scope=scope)
-    requests = read(write(tmp_path / "t.jsonl", session, session)).trace.requests
+    requests = read(write(tmp_path / "t.jsonl", session, session)).requests
     assert common_prefix(requests[0], requests[1]) == with_sub_agent
     assert common_prefix(requests[0], requests[4]) == with_other_session
 
@@ -239,14 +237,14 @@ def test_sessions_of_a_folder_follow_each_other_by_name(tmp_path: Path) -> None:
     (tmp_path / ".hidden.json").write_text("broken")
     (tmp_path / "README.md").write_text("no trace")
     loaded = read(tmp_path)
-    assert [request.input_length for request in loaded.trace.requests] == [9, 8, 13, 12, 10, 8, 13, 12]
-    assert loaded.trace.name == tmp_path.name
+    assert [request.input_length for request in loaded.requests] == [9, 8, 13, 12, 10, 8, 13, 12]
+    assert loaded.name == tmp_path.name
 
 
 def test_pretty_printed_session_is_one_row(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text(json.dumps(SESSION, indent=1))
-    assert len(read(path).trace.requests) == 4
+    assert len(read(path).requests) == 4
 
 
 @pytest.mark.parametrize(
@@ -273,7 +271,7 @@ def test_faulty_sessions(tmp_path: Path, fields: dict, reason: str) -> None:
     path = write(tmp_path / "t.jsonl", SESSION, session, SESSION)
     with pytest.raises(TraceFormatError, match=f"t.jsonl:2: .*{reason}"):
         read(path)
-    assert len(read(path, lenient=True).trace.requests) == 8
+    assert len(read(path, lenient=True).requests) == 8
 
 
 def test_public_sessions_have_the_known_shared_blocks(shared_dir: Path) -> None:
@@ -282,7 +280,7 @@ def test_public_sessions_have_the_known_shared_blocks(shared_dir: Path) -> None:
         loaded = read(shared_dir / "traces" / "agentic" / f"trace_{number}.json")
         seen: set[tuple[int, ...]] = set()
         hits = total = 0
-        for request in loaded.trace.requests:
+        for request in loaded.requests:
             tokens = request.tokens()
             firsts = tuple(tokens[: request.input_length // 64 * 64 : 64].tolist())
             total += len(firsts)
@@ -311,8 +309,8 @@ def test_dynamo_records_of_several_shards_in_order_of_reception(tmp_path: Path) 
     write(folder / "t.000001.jsonl", {"timestamp": 1, "event": record("b", 100, [1, 3])}, record("c", 300, [1, 2]))
     loaded = read(folder)
     assert loaded.detected == "dynamo (the first row has schema dynamo.request.trace.v1)"
-    b, a, c = loaded.trace.requests
-    assert (b.timestamp, a.timestamp, b.output_length, loaded.trace.block_size) == (100, 300, 3, 4)
+    b, a, c = loaded.requests
+    assert (b.timestamp, a.timestamp, b.output_length, loaded.block_size) == (100, 300, 3, 4)
     assert (common_prefix(a, c), common_prefix(a, b)) == (7, 4)
 
 
@@ -341,14 +339,14 @@ def test_faulty_dynamo_records(tmp_path: Path, fields: dict, reason: str) -> Non
     path = write(tmp_path / "t.jsonl", DYNAMO, bad, changed(DYNAMO, request__request_id="b"))
     with pytest.raises(TraceFormatError, match=f"t.jsonl:2: .*{reason}"):
         read(path)
-    assert len(read(path, lenient=True).trace.requests) == 2
+    assert len(read(path, lenient=True).requests) == 2
 
 
 def test_block_size_that_contradicts_the_records_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="trace_block_size is 4, but --block-size says 16"):
-        read(write(tmp_path / "t.jsonl", DYNAMO), BLOCK16)
+        read(write(tmp_path / "t.jsonl", DYNAMO), block_size=16)
     with pytest.raises(InvalidInputError, match="block_size is 4, but --block-size says 16"):
-        read(write(tmp_path / "s.jsonl", SESSION), BLOCK16)
+        read(write(tmp_path / "s.jsonl", SESSION), block_size=16)
 
 
 # lengths only
@@ -373,20 +371,20 @@ def test_lengths_only_are_refused_for_hit_rates_and_read_for_sizes(tmp_path: Pat
     with pytest.raises(InvalidInputError, match=rf"t.csv \({name}\) holds lengths only: .* would be 0 by construction"):
         read(path)
     loaded = read(path, allow_lengths_only=True)
-    assert loaded.trace.format == name
-    assert [(request.input_length, request.output_length) for request in loaded.trace.requests] == [
+    assert loaded.format == name
+    assert [(request.input_length, request.output_length) for request in loaded.requests] == [
         (396, 109),
         (374, 44),
     ]
-    assert loaded.trace.requests[0].timestamp < loaded.trace.requests[1].timestamp
+    assert loaded.requests[0].timestamp < loaded.requests[1].timestamp
     with pytest.raises(InvalidInputError, match="lengths only"):
-        loaded.trace.requests[0].tokens()
+        loaded.requests[0].tokens()
 
 
 def test_azure_times_are_seconds_utc(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(f"{AZURE_HEAD}\n1970-01-01 00:00:02.2500000,1,0\n1970-01-01 01:00:03+01:00,1,0\n")
-    requests = read(path, allow_lengths_only=True).trace.requests
+    requests = read(path, allow_lengths_only=True).requests
     assert [request.timestamp for request in requests] == [2.25, 3.0]
 
 
@@ -407,8 +405,8 @@ def test_faulty_csv_rows(tmp_path: Path, line: str, reason: str) -> None:
     with pytest.raises(TraceFormatError, match=f"t.csv:4: {reason}"):
         read(path, allow_lengths_only=True)
     loaded = read(path, allow_lengths_only=True, lenient=True)
-    assert len(loaded.trace.requests) == 2
-    assert [fault.line_number for fault in loaded.trace.faults] == [4]
+    assert len(loaded.requests) == 2
+    assert [fault.line_number for fault in loaded.faults] == [4]
 
 
 # files, folders, detection
@@ -416,12 +414,12 @@ def test_faulty_csv_rows(tmp_path: Path, line: str, reason: str) -> None:
 
 def test_basic_formats_are_read_by_the_same_call(tmp_path: Path) -> None:
     mooncake = {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [0, 1]}
-    loaded = read(write(tmp_path / "m.jsonl", mooncake), ReadOptions(block_size=512))
-    assert (loaded.detected, loaded.trace.block_size) == ("mooncake (the first row has input_length, hash_ids)", 512)
+    loaded = read(write(tmp_path / "m.jsonl", mooncake), block_size=512)
+    assert (loaded.detected, loaded.block_size) == ("mooncake (the first row has input_length, hash_ids)", 512)
     tokens = {"input_toks": 2, "output_toks": 0, "arrival_time_ns": 1, "input_tok_ids": [3, 4]}
     loaded = read(write(tmp_path / "t.jsonl", tokens))
-    assert (loaded.trace.format, loaded.trace.block_size) == ("tokens", None)
-    assert loaded.trace.requests[0].tokens().tolist() == [3, 4]
+    assert (loaded.format, loaded.block_size) == ("tokens", None)
+    assert loaded.requests[0].tokens().tolist() == [3, 4]
 
 
 def test_array_of_rows_keeps_line_numbers(tmp_path: Path) -> None:
@@ -431,8 +429,8 @@ def test_array_of_rows_keeps_line_numbers(tmp_path: Path) -> None:
     )
     with pytest.raises(TraceFormatError, match=r"t.json:14: the element is 5, not an object"):
         read(path)
-    assert len(read(path, lenient=True).trace.requests) == 3
-    assert len(read(path, limit=2).trace.requests) == 2
+    assert len(read(path, lenient=True).requests) == 3
+    assert len(read(path, limit=2).requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -458,7 +456,7 @@ def test_broken_first_line_of_many_is_a_faulty_row(tmp_path: Path) -> None:
     path.write_text('{"block_size": 4,\n' + json.dumps(KVSIM) + "\n")
     with pytest.raises(TraceFormatError, match=r"t.jsonl:1: bad JSON"):
         read(path)
-    assert len(read(path, lenient=True).trace.requests) == 1
+    assert len(read(path, lenient=True).requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -466,7 +464,7 @@ def test_broken_first_line_of_many_is_a_faulty_row(tmp_path: Path) -> None:
     [
         ('{"a": 1}\n', "the row's keys (a) belong to no known format (dynamo, agentic,"),
         ('{"input_length": 1}\n', "nearest is bailian, which has chat_id, input_length, hash_ids"),
-        ("a,b\n1,2\n", "t:1: the columns (a, b) belong to no known format, and the line is no JSON object: azure has"),
+        ("a,b\n1,2\n", "t:1: the columns (a, b) belong to no known format, and the line is not a JSON object: azure"),
         ("\na,b\n", "t:2: the columns (a, b) belong to no known format"),
         ("TIMESTAMP;ContextTokens;GeneratedTokens\n1;2;3\n", "columns are separated by commas"),
         ('TIMESTAMP,"ContextTokens,GeneratedTokens\n1,2,3\n', "t:1: bad CSV: a quotation mark is not closed"),
@@ -515,7 +513,7 @@ def test_broken_first_line_is_a_faulty_row_whatever_it_is(
     assert f"t.jsonl:2: {reason}" in str(caught.value)
     if format_name in (None, "kvcache-simulator"):
         loaded = read(path, format_name=format_name, lenient=True)
-        assert (len(loaded.trace.requests), loaded.trace.faults[0].line_number) == (1, 2)
+        assert (len(loaded.requests), loaded.faults[0].line_number) == (1, 2)
 
 
 def test_file_with_nothing_but_broken_rows_names_the_first(tmp_path: Path) -> None:
@@ -534,7 +532,7 @@ def test_broken_file_of_a_folder_is_not_left_out_in_silence(tmp_path: Path) -> N
     for format_name in (None, "kvcache-simulator"):
         with pytest.raises(TraceFormatError, match=r"b.jsonl:1: bad JSON: a row starts with"):
             read(tmp_path, format_name=format_name)
-        assert [fault.line_number for fault in read(tmp_path, lenient=True).trace.faults] == [1]
+        assert [fault.line_number for fault in read(tmp_path, lenient=True).faults] == [1]
 
 
 def test_limit_of_no_rows_is_named(tmp_path: Path) -> None:
@@ -575,7 +573,7 @@ CONTENTS = {
 }
 
 
-@pytest.mark.parametrize("named", list(READERS))
+@pytest.mark.parametrize("named", FORMAT_NAMES)
 @pytest.mark.parametrize("content", list(CONTENTS))
 def test_wrong_format_for_the_content_names_line_and_right_format(tmp_path: Path, named: str, content: str) -> None:
     path = tmp_path / "t"
@@ -612,13 +610,13 @@ def test_faults_and_limit_of_a_folder_count_over_files(tmp_path: Path) -> None:
     with pytest.raises(TraceFormatError, match=r"a.jsonl:2: input_length is 0"):
         read(tmp_path)
     loaded = read(tmp_path, lenient=True)
-    assert [request.index for request in loaded.trace.requests] == [0, 1, 2]
-    assert [(fault.line_number, fault.reason[:8]) for fault in loaded.trace.faults] == [
+    assert [request.index for request in loaded.requests] == [0, 1, 2]
+    assert [(fault.line_number, fault.reason[:8]) for fault in loaded.faults] == [
         (2, "a.jsonl:"),
         (1, "b.jsonl:"),
     ]
-    assert len(read(tmp_path, lenient=True, limit=4).trace.requests) == 2
-    assert len(read(tmp_path, lenient=True, limit=1).trace.requests) == 1
+    assert len(read(tmp_path, lenient=True, limit=4).requests) == 2
+    assert len(read(tmp_path, lenient=True, limit=1).requests) == 1
     with pytest.raises(InvalidInputError, match="limit is -1"):
         read(tmp_path, limit=-1)
 
@@ -626,14 +624,14 @@ def test_faults_and_limit_of_a_folder_count_over_files(tmp_path: Path) -> None:
 def test_gzip_and_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = gzip.compress((json.dumps(KVSIM) + "\n").encode())
     (tmp_path / "t.jsonl").write_bytes(data)
-    assert len(read(tmp_path / "t.jsonl").trace.requests) == 1
+    assert len(read(tmp_path / "t.jsonl").requests) == 1
 
     class Stdin:
         buffer = io.BufferedReader(io.BytesIO(b"\xef\xbb\xbf" + json.dumps(KVSIM).encode()))  # type: ignore[arg-type]
 
     monkeypatch.setattr("sys.stdin", Stdin)
     loaded = read(Path("-"))
-    assert (len(loaded.trace.requests), loaded.trace.name) == (1, "-")
+    assert (len(loaded.requests), loaded.name) == (1, "-")
 
 
 def test_broken_gzip_names_file_and_line(tmp_path: Path) -> None:
@@ -647,14 +645,14 @@ def test_broken_gzip_names_file_and_line(tmp_path: Path) -> None:
 def test_too_many_blocks_for_32_bits(tmp_path: Path) -> None:
     huge = {"block_size": 2**30, "input_length": 1, "hash_ids": ["x"]}
     rows = [changed(huge, hash_ids=[str(i) + "x"]) for i in range(3)]
-    assert len(read(write(tmp_path / "ok.jsonl", *rows[:2])).trace.requests) == 2
+    assert len(read(write(tmp_path / "ok.jsonl", *rows[:2])).requests) == 2
     with pytest.raises(TraceFormatError, match="more than 2 different blocks"):
         read(write(tmp_path / "t.jsonl", *rows))
 
 
 def test_every_format_has_a_summary_and_a_name_of_its_own() -> None:
-    assert all(reader.summary and reader.name == name for name, reader in READERS.items())
-    assert set(READERS) >= {
+    assert [(found.name, bool(found.summary)) for found in all_formats()] == [(name, True) for name in FORMAT_NAMES]
+    assert set(FORMAT_NAMES) >= {
         "mooncake",
         "tokens",
         "kvcache-simulator",
@@ -669,7 +667,7 @@ def test_every_format_has_a_summary_and_a_name_of_its_own() -> None:
 def test_a_tokenizer_for_a_trace_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [1]}\n')
-    with pytest.raises(InvalidInputError, match=r"trace\.jsonl \(mooncake\) is no text and --tokenizer .* of no use"):
-        read_requests(path, ReadOptions(block_size=512, tokenizer=tmp_path))
+    with pytest.raises(InvalidInputError, match=r"trace\.jsonl \(mooncake\) is not a text format; --tokenizer"):
+        read_trace(path, block_size=512, tokenizer=tmp_path)
     with pytest.raises(InvalidInputError, match="--chat-template chatml"):
-        read_requests(path, ReadOptions(block_size=512, chat_template="chatml"))
+        read_trace(path, block_size=512, chat_template="chatml")

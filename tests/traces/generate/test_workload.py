@@ -7,7 +7,6 @@ import pytest
 
 from tests.replay.helpers import DATA
 from trtkv.errors import InvalidInputError
-from trtkv.traces.formats.mooncake import read_trace
 from trtkv.traces.generate.workload import (
     MAX_PROMPT_TOKENS,
     WORKLOAD_KINDS,
@@ -16,6 +15,7 @@ from trtkv.traces.generate.workload import (
     WorkloadRow,
     generate_workload,
 )
+from trtkv.traces.trace_reader import read_trace
 
 KINDS = sorted(WORKLOAD_KINDS)
 

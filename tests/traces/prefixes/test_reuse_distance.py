@@ -10,12 +10,12 @@ import pytest
 
 from tests.replay.trace_builders import random_requests, token_request
 from trtkv.errors import InvalidInputError
-from trtkv.traces.formats.mooncake import read_trace
 from trtkv.traces.prefixes.fenwick import FenwickTree
 from trtkv.traces.prefixes.prefix_tree import PrefixTree
 from trtkv.traces.prefixes.reuse_distance import ReuseDistances, WorkingSets, measure_reuse
 from trtkv.traces.prefixes.symbols import BlockSymbols, prompt_tokens
 from trtkv.traces.trace import TraceRequest
+from trtkv.traces.trace_reader import read_trace
 
 
 def measure(

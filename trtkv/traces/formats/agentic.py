@@ -12,6 +12,7 @@ from trtkv.traces.block_names import BlockNames
 from trtkv.traces.options import ReadOptions, Rows
 from trtkv.traces.rows import Row, RowFaultError
 from trtkv.traces.trace import TraceRequest
+from trtkv.traces.trace_format import TraceFormat
 
 SUBAGENT: Final = "subagent"
 SCOPES: Final = ("local", "global", "per_context")
@@ -107,3 +108,6 @@ def _call(call: Row, context: int, time: float, where: str, block_size: int) -> 
             f"{input_length // block_size} blocks of {block_size}"
         )
     return _Call(time, context, input_length, output_length, ids)
+
+
+FORMAT = TraceFormat("agentic", "agent sessions (kv-cache-tester)", read_agentic, keys=("block_size", "requests"))

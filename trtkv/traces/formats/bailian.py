@@ -10,6 +10,7 @@ from trtkv.traces.block_names import BlockNames, check_id_count, checked_block_s
 from trtkv.traces.options import ReadOptions, Rows
 from trtkv.traces.rows import Row
 from trtkv.traces.trace import TraceRequest
+from trtkv.traces.trace_format import TraceFormat
 
 BAILIAN_BLOCK_SIZE: Final = 16
 """Tokens of a hash id in the published files."""
@@ -27,9 +28,7 @@ def read_bailian(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
 
     def convert(row: Row) -> Arrival:
         timestamp = fields.number(row, "timestamp")
-        input_length = fields.integer(row, "input_length", 1)
-        output_length = fields.integer(row, "output_length", 0)
-        fields.check_total_length(input_length, output_length)
+        input_length, output_length = fields.lengths(row, "input_length", "output_length")
         fields.integer(row, "chat_id", 0)
         fields.integer(row, "parent_chat_id", ROOT_CHAT, default=ROOT_CHAT)
         fields.integer(row, "turn", 1, default=1)
@@ -40,3 +39,12 @@ def read_bailian(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
         return Arrival(timestamp, input_length, output_length, names.tokens(ids, input_length, block_size))
 
     return numbered(rows.records(convert), by_time=True)
+
+
+FORMAT = TraceFormat(
+    "bailian",
+    f"Qwen Bailian rows, {BAILIAN_BLOCK_SIZE} tokens per hash id",
+    read_bailian,
+    keys=("chat_id", "input_length", "hash_ids"),
+    seconds_per_unit=1.0,
+)

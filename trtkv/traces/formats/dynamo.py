@@ -11,6 +11,7 @@ from trtkv.traces.block_names import BlockNames, check_id_count
 from trtkv.traces.options import ReadOptions, Rows
 from trtkv.traces.rows import Row, RowFaultError
 from trtkv.traces.trace import TraceRequest
+from trtkv.traces.trace_format import TraceFormat
 
 DYNAMO_SCHEMA: Final = "dynamo.request.trace.v1"
 REQUEST_END: Final = "request_end"
@@ -27,7 +28,7 @@ def read_dynamo(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
     request_ids: set[str] = set()
 
     def convert(row: Row) -> Arrival | None:
-        record = unwrapped(row)
+        record = _unwrapped(row)
         if not _is_request(record):
             return None
         request = fields.mapping(record, "request")
@@ -41,7 +42,11 @@ def read_dynamo(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
     return numbered(rows.records(convert), by_time=True)
 
 
-def unwrapped(row: Row) -> Row:
+def _recognise(row: Row) -> str | None:
+    return f"the first row has schema {DYNAMO_SCHEMA}" if _unwrapped(row).get("schema") == DYNAMO_SCHEMA else None
+
+
+def _unwrapped(row: Row) -> Row:
     """The record itself where a recorder has put it into an ``event`` field."""
     event = row.get("event")
     return event if isinstance(event, dict) and "schema" in event else row
@@ -73,3 +78,6 @@ def _arrival(names: BlockNames, request: Row, options: ReadOptions) -> Arrival:
     ids = fields.hash_ids(replay, "input_sequence_hashes", where)
     check_id_count(len(ids), input_length, block_size, f"{where}input_sequence_hashes", full_only=False)
     return Arrival(timestamp, input_length, output_length, names.tokens(ids, input_length, block_size))
+
+
+FORMAT = TraceFormat("dynamo", f"{DYNAMO_SCHEMA} records", read_dynamo, recognise=_recognise, seconds_per_unit=1e-3)

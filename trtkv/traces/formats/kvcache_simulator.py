@@ -11,6 +11,7 @@ from trtkv.traces.block_names import BlockNames, check_id_count, checked_block_s
 from trtkv.traces.options import ReadOptions, Rows
 from trtkv.traces.rows import Row, RowFaultError
 from trtkv.traces.trace import TokenSource, TraceRequest
+from trtkv.traces.trace_format import TraceFormat
 
 
 def read_kvcache_simulator(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
@@ -70,3 +71,11 @@ def _name(block_id: int | str) -> int | str:
         number = int(block_id)
         return number if str(number) == block_id else block_id
     return block_id
+
+
+FORMAT = TraceFormat(
+    "kvcache-simulator",
+    "hash ids with the block size in each row",
+    read_kvcache_simulator,
+    keys=("block_size", "input_length", "hash_ids"),
+)

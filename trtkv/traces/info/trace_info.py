@@ -138,17 +138,8 @@ class TraceInfo:
         }
 
 
-def describe_trace(
-    trace: RequestTrace,
-    *,
-    tokens_per_block: int | None = None,
-    seconds_per_unit: float | None = None,
-    has_tokens: bool = True,
-) -> TraceInfo:
-    """Measure a trace in blocks of ``tokens_per_block`` tokens (None: those of its hash ids, else 32).
-
-    ``seconds_per_unit``: of its timestamps; None leaves the span out. ``has_tokens`` False: only lengths are looked at.
-    """
+def describe_trace(trace: RequestTrace, *, tokens_per_block: int | None = None) -> TraceInfo:
+    """Measure a trace in blocks of ``tokens_per_block`` tokens (None: those of its hash ids, else 32)."""
     requests = list(trace.requests)
     if not requests:
         raise InvalidInputError(f"the trace {trace.name} has no requests")
@@ -163,10 +154,10 @@ def describe_trace(
         block_size=trace.block_size,
         requests=len(requests),
         malformed_rows=len(trace.faults),
-        span_seconds=_span(requests, seconds_per_unit),
+        span_seconds=_span(requests, trace.seconds_per_unit),
         prompt_tokens=_lengths([request.input_length for request in requests]),
         output_tokens=_lengths([request.output_length for request in requests]),
-        **(_content(requests, per_block) if has_tokens else {}),
+        **(_content(requests, per_block) if trace.has_tokens else {}),
     )
 
 

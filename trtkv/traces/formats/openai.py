@@ -1,27 +1,18 @@
-"""Request logs with text: OpenAI chat or completion rows, and ShareGPT conversations."""
+"""Request logs with text: OpenAI chat or completion rows."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from typing import Final
 
 from trtkv.traces import fields
-from trtkv.traces.arrivals import Arrival, numbered
+from trtkv.traces.arrivals import Arrival, numbered, token_arrival
 from trtkv.traces.options import ReadOptions, Rows
 from trtkv.traces.rows import Row, RowFaultError
-from trtkv.traces.text_tokenizer import TextTokenizer, load_tokenizer
-from trtkv.traces.trace import TokenIds, TraceRequest
+from trtkv.traces.text_tokenizer import ASSISTANT, TextTokenizer, load_tokenizer
+from trtkv.traces.trace import TraceRequest
+from trtkv.traces.trace_format import TraceFormat
 
-SHAREGPT_ROLES: Final = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "assistant": "assistant",
-    "system": "system",
-}
-ASSISTANT: Final = "assistant"
 LIMITS: Final = ("max_completion_tokens", "max_tokens")
 
 
@@ -38,38 +29,9 @@ def read_openai(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
         timestamp = fields.number(row, "timestamp", default=0)
         prompt, answer = _chat(body, tokenizer) if "messages" in body else _completion(body, tokenizer)
         output_length = _output_length(row, body, answer, tokenizer)
-        return _arrival(timestamp, prompt, output_length)
+        return token_arrival(timestamp, prompt, output_length)
 
     return numbered(rows.records(convert))
-
-
-def read_sharegpt(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
-    """ShareGPT conversations in file order: a request for each answer, its prompt all that was said before.
-
-    Answers before the first question are left out.
-    """
-    tokenizer = load_tokenizer(options)
-
-    def convert(row: Row) -> list[Arrival]:
-        messages = _sharegpt_messages(row)
-        arrivals = []
-        for position, message in enumerate(messages):
-            if message["role"] == ASSISTANT:
-                prompt = tokenizer.chat(messages[:position])
-                answer = tokenizer.text(str(message["content"]), special_tokens=False)
-                arrivals.append(_arrival(0, prompt, len(answer)))
-        if not arrivals:
-            raise RowFaultError("the conversation has no answer to a question")
-        return arrivals
-
-    return numbered(arrival for conversation in rows.records(convert) for arrival in conversation)
-
-
-def _arrival(timestamp: float, prompt: array[int], output_length: int) -> Arrival:
-    if not prompt:
-        raise RowFaultError("the prompt has no token")
-    fields.check_total_length(len(prompt), output_length)
-    return Arrival(timestamp, len(prompt), output_length, TokenIds(prompt))
 
 
 def _body(row: Row) -> Row:
@@ -150,18 +112,15 @@ def _answer(response: Row) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def _sharegpt_messages(row: Row) -> Sequence[Row]:
-    messages: list[Row] = []
-    asked = False
-    for position, entry in enumerate(fields.items(row, "conversations")):
-        where = f"conversations[{position}]"
-        turn = fields.as_mapping(entry, where)
-        speaker = fields.text(turn, "from", f"{where}.")
-        if speaker not in SHAREGPT_ROLES:
-            raise RowFaultError(f"{where}.from is {speaker!r:.40}, not one of {', '.join(SHAREGPT_ROLES)}")
-        role = SHAREGPT_ROLES[speaker]
-        asked = asked or role == "user"
-        content = fields.text(turn, "value", f"{where}.")
-        if asked or role != ASSISTANT:
-            messages.append({"role": role, "content": content})
-    return messages
+def _recognise(row: Row) -> str | None:
+    for path in ((), ("body",), ("request",), ("request", "body")):
+        inner: object = row
+        for key in path:
+            inner = inner.get(key) if isinstance(inner, dict) else None
+        for key in ("messages", "prompt"):
+            if isinstance(inner, dict) and key in inner:
+                return f"the first row has {'.'.join((*path, key))}"
+    return None
+
+
+FORMAT = TraceFormat("openai", "chat or completion requests as text", read_openai, recognise=_recognise, has_text=True)

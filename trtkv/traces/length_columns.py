@@ -1,10 +1,10 @@
-"""CSV files that hold lengths only (Azure, BurstGPT, vidur): good for sizes and times, useless for hit rates."""
+"""CSV files that hold lengths only: good for sizes and times, useless for hit rates."""
 
 from __future__ import annotations
 
 import re
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from trtkv.errors import InvalidInputError
 from trtkv.traces import fields
@@ -12,25 +12,13 @@ from trtkv.traces.arrivals import Arrival, numbered
 from trtkv.traces.options import ReadOptions, Rows
 from trtkv.traces.rows import Row, RowFaultError
 from trtkv.traces.trace import TraceRequest
+from trtkv.traces.trace_format import TraceFormat
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 _FRACTION: Final = re.compile(r"\.(\d+)")
-
-
-class LengthColumns(NamedTuple):
-    """Where a format keeps its three numbers."""
-
-    time: str
-    input_length: str
-    output_length: str
-
-
-AZURE: Final = LengthColumns("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-BURSTGPT: Final = LengthColumns("Timestamp", "Request tokens", "Response tokens")
-VIDUR: Final = LengthColumns("arrived_at", "num_prefill_tokens", "num_decode_tokens")
 
 
 class NoTokens:
@@ -53,32 +41,24 @@ def refuse_hit_rates(name: str) -> NoReturn:
     )
 
 
-def read_lengths(rows: Rows, columns: LengthColumns) -> list[TraceRequest]:
-    """Requests by arrival in seconds, equal times in file order."""
+def length_format(name: str, columns: tuple[str, str, str]) -> TraceFormat:
+    """A format of CSV files with these columns for the time in seconds, the prompt tokens and the output tokens.
+
+    Requests are read by arrival, equal times in file order; other columns are not used.
+    """
+    time_column, input_column, output_column = columns
 
     def convert(row: Row) -> Arrival:
-        timestamp = _seconds(fields.text(row, columns.time), columns.time)
-        input_length = _count(row, columns.input_length, 1)
-        output_length = _count(row, columns.output_length, 0)
+        timestamp = _seconds(fields.text(row, time_column), time_column)
+        input_length = _count(row, input_column, 1)
+        output_length = _count(row, output_column, 0)
         fields.check_total_length(input_length, output_length)
         return Arrival(timestamp, input_length, output_length, NoTokens())
 
-    return numbered(rows.records(convert), by_time=True)
+    def read(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
+        return numbered(rows.records(convert), by_time=True)
 
-
-def read_azure(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
-    """Azure LLM inference traces: ``TIMESTAMP``, ``ContextTokens``, ``GeneratedTokens``."""
-    return read_lengths(rows, AZURE)
-
-
-def read_burstgpt(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
-    """BurstGPT: ``Timestamp`` (s), ``Request tokens``, ``Response tokens``; other columns are not used."""
-    return read_lengths(rows, BURSTGPT)
-
-
-def read_vidur(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
-    """vidur's processed traces: ``arrived_at`` (s), ``num_prefill_tokens``, ``num_decode_tokens``."""
-    return read_lengths(rows, VIDUR)
+    return TraceFormat(name, "lengths only", read, keys=columns, seconds_per_unit=1.0, has_tokens=False)
 
 
 def _count(row: Row, key: str, minimum: int) -> int:
