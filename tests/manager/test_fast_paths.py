@@ -48,7 +48,7 @@ def force_plain_paths(manager: KVCacheManager) -> None:
                 done.append(manager.get_sequence(request_id))
         except TrtkvError:
             for sequence in reversed(done):
-                growth._take_back_tokens(sequence, sequence.num_tokens - 1)
+                growth._take_back_token(sequence)
             raise
 
     def add_token_rounds(request_ids: Sequence[int], num_rounds: int) -> None:

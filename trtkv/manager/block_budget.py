@@ -30,7 +30,6 @@ class BlockBudget:
         chunk_size: int,
         max_beam_width: int,
         enable_block_reuse: bool,
-        compatibility: bool,
     ) -> None:
         self._block_manager = block_manager
         self._sequences = sequences
@@ -40,13 +39,12 @@ class BlockBudget:
         self._chunk_size = chunk_size
         self._max_beam_width = max_beam_width
         self._enable_block_reuse = enable_block_reuse
-        self._compatibility = compatibility
         self.num_extra_kv_tokens = 0
         """Tokens added to every prompt."""
         self.draft_token_reserve = 0
         """Draft tokens to reckon with at least."""
 
-    def _uses_summary(self, llm_request: LlmRequest) -> bool:
+    def _uses_summary(self) -> bool:
         return self._enable_block_reuse and not self._block_manager.is_variable_window and not self._is_cross
 
     def get_needed_blocks_one_step(
@@ -61,7 +59,7 @@ class BlockBudget:
         Writes the request's estimated reusable tokens: cached blocks of a first chunk, else 0. Only cached
         blocks that somebody holds lower the need, as free ones count as free already.
         """
-        with self._estimate_of(llm_request):
+        with self._fresh_estimate(llm_request):
             is_disagg = llm_request.is_disagg_generation_init_state
             if is_disagg or (llm_request.is_context_init_state and llm_request.is_first_context_chunk):
                 return self._needed_for_context(llm_request, window_size, cached_summary, credit_reuse=not is_disagg)
@@ -70,15 +68,14 @@ class BlockBudget:
             return self._needed_for_generation(llm_request, two_steps_look_ahead, window_size)
 
     @contextmanager
-    def _estimate_of(self, llm_request: LlmRequest) -> Iterator[None]:
-        """Start a request's estimate at 0; the old one comes back when the budget fails. (Recorded: it does not.)"""
+    def _fresh_estimate(self, llm_request: LlmRequest) -> Iterator[None]:
+        """Start a request's estimate at 0; the old one comes back when the budget fails."""
         before = llm_request.estimated_reusable_tokens
         llm_request.set_estimated_reusable_tokens(0)
         try:
             yield
         except TrtkvError:
-            if not self._compatibility:
-                llm_request.set_estimated_reusable_tokens(before)
+            llm_request.set_estimated_reusable_tokens(before)
             raise
 
     def _needed_for_context(
@@ -90,37 +87,37 @@ class BlockBudget:
     ) -> int:
         tokens_per_block = self._tokens_per_block
         linear = self._block_manager.linear_attention_metadata
-        if window_size == RECURRENT_STATES and linear is not None and not self._compatibility:
-            return self._count_states(llm_request, linear)
-        length = llm_request.encoder_output_len if self._is_cross else llm_request.prompt_len
-        most_tokens = self._most_context_tokens(window_size)
-        cached_len = min(length, most_tokens) + self._num_tokens_behind(llm_request)
         if window_size == RECURRENT_STATES and linear is not None:
-            return linear.calc_num_blocks_needed_for_req(cached_len, tokens_per_block, self._enable_block_reuse)
-        num_shared = cached_len // tokens_per_block
-        num_last = 1 if self._is_cross and not self._compatibility else llm_request.beam_width
-        required = num_shared + ceil_div(cached_len % tokens_per_block, tokens_per_block) * num_last
-        if not credit_reuse or not self._uses_summary(llm_request):
+            return self._states_of_context(llm_request, linear)
+        num_tokens = self._num_context_tokens(llm_request, window_size)
+        num_shared = num_tokens // tokens_per_block
+        num_beams = self._num_context_beams(llm_request)
+        required = num_shared + ceil_div(num_tokens % tokens_per_block, tokens_per_block) * num_beams
+        if not credit_reuse or not self._uses_summary():
             return required
         summary = self._analyze_prefix_reuse(llm_request) if cached_summary is None else cached_summary
-        input_len = min(llm_request.prompt_len, most_tokens)
+        input_len = min(llm_request.prompt_len, self._most_context_tokens(window_size))
         if input_len < 1:
             raise InvalidInputError(f"request {llm_request.request_id} has an empty prompt; give at least 1 token")
         limit = min(num_shared, (input_len - 1) // tokens_per_block)
         llm_request.set_estimated_reusable_tokens(min(summary.reusable_blocks_all, limit) * tokens_per_block)
         return required - min(summary.reusable_blocks_allocated, limit)
 
+    def _num_context_tokens(self, llm_request: LlmRequest, window_size: WindowSize) -> int:
+        """Slots of a context at its admission."""
+        length = llm_request.encoder_output_len if self._is_cross else llm_request.prompt_len
+        return min(length, self._most_context_tokens(window_size)) + self._num_tokens_behind(llm_request)
+
+    def _num_context_beams(self, llm_request: LlmRequest) -> int:
+        """Blocks that the last, partly filled position of a context takes; encoder output is the same for all beams."""
+        return 1 if self._is_cross else llm_request.beam_width
+
     def _num_tokens_behind(self, llm_request: LlmRequest) -> int:
         """Slots behind a request's tokens: the extra ones and those of its drafts."""
         return self.num_extra_kv_tokens + max(llm_request.num_draft_tokens, self.draft_token_reserve)
 
     def _most_context_tokens(self, window_size: WindowSize) -> int:
-        """Prompt tokens that take blocks at admission: a sliding window lets go of the first ones only later.
-
-        The recorded budgets reckon with a window and a chunk, and so admit more than fits.
-        """
-        if self._compatibility:
-            return window_size + self._chunk_size
+        """Prompt tokens that take blocks at admission: a sliding window lets go of the first ones only later."""
         return self._get_window_metadata(window_size).max_token_num
 
     def _get_window_metadata(self, window_size: WindowSize) -> WindowSizeMetadata:
@@ -139,21 +136,21 @@ class BlockBudget:
         num_tokens = sequence.num_tokens
         linear = self._block_manager.linear_attention_metadata
         if window_size == RECURRENT_STATES and linear is not None:
-            if not self._compatibility:
-                return self._states_to_come(sequence, llm_request)
-            return linear.calc_num_additional_blocks_needed_for_req(
-                num_tokens, llm_request.prompt_len, tokens_per_block, self._enable_block_reuse
-            )
+            return self._states_of_step(sequence, llm_request, linear)
         metadata = self._get_window_metadata(window_size)
         tokens_per_step = max(llm_request.num_draft_tokens, self.draft_token_reserve) + 1
         num_next = min(
             num_tokens + (2 if two_steps_look_ahead else 1) * tokens_per_step,
             metadata.max_blocks_per_seq * tokens_per_block,
         )
-        if metadata.is_swa and not self._compatibility:
+        if self._slides(window_size):
             return self._block_manager.get_window_block_manager(window_size).sequences.count_needed(sequence, num_next)
         new_blocks = ceil_div(num_next, tokens_per_block) - ceil_div(num_tokens, tokens_per_block)
         return new_blocks * llm_request.beam_width
+
+    def _slides(self, window_size: WindowSize) -> bool:
+        """Whether blocks that leave a window pay for those that come."""
+        return self._get_window_metadata(window_size).is_swa
 
     def get_remaining_blocks_to_completion(
         self,
@@ -165,43 +162,35 @@ class BlockBudget:
 
         Writes the request's estimated reusable tokens as ``get_needed_blocks_one_step`` does. May be negative.
         """
-        with self._estimate_of(llm_request):
+        with self._fresh_estimate(llm_request):
             if self._is_cross:
                 is_start = llm_request.is_context_init_state and llm_request.context_current_position == 0
                 return ceil_div(llm_request.encoder_output_len, self._tokens_per_block) if is_start else 0
             if window_size == RECURRENT_STATES:
-                remaining = self._remaining_recurrent(llm_request)
-                if remaining is not None:
-                    return remaining
+                linear = self._block_manager.linear_attention_metadata
+                if linear is None:
+                    raise UnknownIdError("there is no recurrent window; ask for one of the attention windows")
+                return self._remaining_recurrent(llm_request, linear)
+            if self._slides(window_size):
+                return self._remaining_sliding(llm_request, window_size, cached_summary)
             return self._remaining_attention(llm_request, window_size, cached_summary)
 
-    def _remaining_recurrent(self, llm_request: LlmRequest) -> int | None:
-        linear = self._block_manager.linear_attention_metadata
-        if linear is None:
-            raise UnknownIdError("there is no recurrent window; ask for one of the attention windows")
-        if not self._compatibility:
-            sequence = self._sequences.get(llm_request.request_id)
-            if sequence is None:
-                return self._count_states(llm_request, linear)
-            return self._states_to_come(sequence, llm_request)
-        if llm_request.is_generation_in_progress_state:
-            return linear.calc_num_additional_blocks_needed_for_req(
-                llm_request.get_num_tokens(0), llm_request.prompt_len, self._tokens_per_block, self._enable_block_reuse
-            )
-        if llm_request.is_context_finished:
-            return None
-        if llm_request.request_id in self._sequences:
-            return 0
-        return linear.calc_num_blocks_needed_for_req(
-            llm_request.prompt_len, self._tokens_per_block, self._enable_block_reuse
-        )
+    def _remaining_recurrent(self, llm_request: LlmRequest, linear: LinearAttentionMetadata) -> int:
+        sequence = self._sequences.get(llm_request.request_id)
+        if sequence is None:
+            return self._states_of_context(llm_request, linear)
+        return self._states_of_step(sequence, llm_request, linear)
 
-    def _count_states(self, llm_request: LlmRequest, linear: LinearAttentionMetadata) -> int:
+    def _states_of_context(self, llm_request: LlmRequest, linear: LinearAttentionMetadata) -> int:
+        """States that a prompt takes."""
         return linear.count_states(
             llm_request.prompt_len, self._tokens_per_block, self._enable_block_reuse, llm_request.beam_width
         )
 
-    def _states_to_come(self, sequence: GenerationRequest, llm_request: LlmRequest) -> int:
+    def _states_of_step(
+        self, sequence: GenerationRequest, llm_request: LlmRequest, linear: LinearAttentionMetadata
+    ) -> int:
+        """States that a running sequence still takes."""
         recurrent = self._block_manager.get_window_block_manager(RECURRENT_STATES).recurrent
         if recurrent is None:
             return 0
@@ -212,16 +201,10 @@ class BlockBudget:
     ) -> int:
         tokens_per_block = self._tokens_per_block
         prompt_len, beam_width = llm_request.prompt_len, llm_request.beam_width
-        final_len = prompt_len + llm_request.max_new_tokens
-        if not self._compatibility:
-            if self._get_window_metadata(window_size).is_swa:
-                return self._remaining_sliding(llm_request, window_size, cached_summary)
-            final_len += self._num_tokens_behind(llm_request)
+        final_len = self._final_len(llm_request)
         held_tokens = window_size + self._chunk_size
         num_context = trunc_div(min(prompt_len, held_tokens), tokens_per_block)
-        num_total = -trunc_div(-min(final_len, held_tokens), tokens_per_block)
-        if min(final_len, held_tokens) > 0:
-            num_total = ceil_div(min(final_len, held_tokens), tokens_per_block)
+        num_total = ceil_div(min(final_len, held_tokens), tokens_per_block)
         num_allocated = 0
         sequence = self._sequences.get(llm_request.request_id)
         if sequence is not None:
@@ -229,7 +212,7 @@ class BlockBudget:
             num_allocated = len(window.block_ids[0]) - window.num_front_blocks_removed
         num_reusable = 0
         if (
-            self._uses_summary(llm_request)
+            self._uses_summary()
             and llm_request.is_context_init_state
             and llm_request.is_first_context_chunk
             and num_allocated == 0
@@ -249,6 +232,10 @@ class BlockBudget:
             return num_context - num_reusable - num_allocated + (num_total - num_context + num_extra) * beam_width
         return (num_total - num_reusable - num_allocated + num_extra) * beam_width
 
+    def _final_len(self, llm_request: LlmRequest) -> int:
+        """Slots of a request with its last token."""
+        return llm_request.prompt_len + llm_request.max_new_tokens + self._num_tokens_behind(llm_request)
+
     def _remaining_sliding(
         self, llm_request: LlmRequest, window_size: WindowSize, cached_summary: PrefixReuseSummary | None
     ) -> int:
@@ -259,7 +246,7 @@ class BlockBudget:
         """
         tokens_per_block = self._tokens_per_block
         prompt_len = min(llm_request.prompt_len, self._get_window_metadata(window_size).max_token_num)
-        final_len = llm_request.prompt_len + llm_request.max_new_tokens + self._num_tokens_behind(llm_request)
+        final_len = self._final_len(llm_request)
         sequences = self._block_manager.get_window_block_manager(window_size).sequences
         most_tokens = window_size + sequences.rewind_reserve + tokens_per_block - 1
         most_blocks = ceil_div(min(final_len, most_tokens), tokens_per_block)
@@ -269,7 +256,7 @@ class BlockBudget:
             if final_len > window_size:
                 num_held = sequences.count_held_alone(sequence)
             return max(most_blocks * llm_request.beam_width - num_held, 0)
-        if self._uses_summary(llm_request) and llm_request.is_context_init_state:
+        if self._uses_summary() and llm_request.is_context_init_state:
             summary = self._analyze_prefix_reuse(llm_request) if cached_summary is None else cached_summary
             num_reusable = min(summary.reusable_blocks_all, (prompt_len - 1) // tokens_per_block)
             llm_request.set_estimated_reusable_tokens(num_reusable * tokens_per_block)
@@ -287,7 +274,7 @@ class BlockBudget:
     def _max_blocks_of(self, window_size: WindowSize, input_length: int, output_length: int) -> int:
         """Blocks that a sequence of these lengths holds at most in a window."""
         linear = self._block_manager.linear_attention_metadata
-        if window_size == RECURRENT_STATES and linear is not None and not self._compatibility:
+        if window_size == RECURRENT_STATES and linear is not None:
             return linear.count_states(
                 input_length, self._tokens_per_block, self._enable_block_reuse, self._max_beam_width
             )

@@ -25,11 +25,10 @@ from trtkv.keys.block_key import (
     convert_keys,
     hash_key_chain,
 )
-from trtkv.manager.block_budget import BlockBudget
+from trtkv.manager.behaviour import choose_classes
 from trtkv.manager.block_manager import BlockManager, CacheSettings
 from trtkv.manager.offset_table_writer import OffsetTableWriter
-from trtkv.manager.sequence_admission import KvCacheConnectorManager, RequestInfo, SequenceAdmission, check_same_request
-from trtkv.manager.sequence_growth import SequenceGrowth
+from trtkv.manager.sequence_admission import KvCacheConnectorManager, RequestInfo, check_same_request
 from trtkv.pools import capacity_estimation
 from trtkv.pools.pool_tensors import PoolTensors
 from trtkv.records.linear_attention import LinearAttentionMetadata
@@ -153,28 +152,25 @@ class KVCacheManager:
         self._compatibility = compatibility
         self._lock = threading.RLock()
         self._sequences: dict[RequestId, GenerationRequest] = {}
-        self._budget = BlockBudget(
+        classes = choose_classes(compatibility)
+        self._budget = classes.budget(
             manager,
             self._sequences,
             self.analyze_prefix_reuse,
             chunk_size=self._chunk_size,
             max_beam_width=max_beam_width,
             enable_block_reuse=enable_block_reuse,
-            compatibility=compatibility,
         )
         max_num_tokens = self.max_blocks_per_seq * tokens_per_block  # that block tables have columns for
-        self._admission = SequenceAdmission(
+        self._admission = classes.admission(
             manager,
             self._sequences,
             kv_cache_connector_manager,
             max_num_tokens=max_num_tokens,
             max_beam_width=max_beam_width,
             enable_block_reuse=enable_block_reuse,
-            compatibility=compatibility,
         )
-        self._growth = SequenceGrowth(
-            manager, self._sequences, max_num_tokens=max_num_tokens, compatibility=compatibility
-        )
+        self._growth = classes.growth(manager, self._sequences, max_num_tokens=max_num_tokens)
         self._offset_table_writer = OffsetTableWriter(manager)
         self._pool_tensors = PoolTensors(
             manager.pools,
@@ -404,8 +400,7 @@ class KVCacheManager:
     def add_token_rounds(self, request_ids: Iterable[RequestId], num_rounds: int) -> None:
         """``add_tokens(request_ids)`` so many times: decode steps between which nothing else happens.
 
-        Unless a window slides, this costs time for each block that comes and none for each token. The steps before a
-        failing one stay.
+        The steps before a failing one stay.
         """
         check_integer("num_rounds", num_rounds)
         if num_rounds < 0:

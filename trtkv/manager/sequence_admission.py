@@ -31,8 +31,7 @@ class SequenceAdmission:
     """Finds what is cached of prompts and gives them their blocks.
 
     ``sequences`` is the manager's live map, ``max_num_tokens`` what block tables have columns for. Whoever calls
-    holds the manager's lock. In compatibility mode nothing is planned ahead: each window is asked at its turn, and
-    what is done before a failure stays.
+    holds the manager's lock.
     """
 
     def __init__(
@@ -44,7 +43,6 @@ class SequenceAdmission:
         max_num_tokens: int,
         max_beam_width: int,
         enable_block_reuse: bool,
-        compatibility: bool,
     ) -> None:
         self._block_manager = block_manager
         self._sequences = sequences
@@ -53,33 +51,32 @@ class SequenceAdmission:
         self._max_num_tokens = max_num_tokens
         self._max_beam_width = max_beam_width
         self._enable_block_reuse = enable_block_reuse
-        self._compatibility = compatibility
         self._widest_first: list[tuple[WindowSize, WindowBlockManager]] = list(
             reversed(block_manager.window_block_managers.items())
         )
         self._may_depend_on_length = any(
             manager.is_swa or manager.is_recurrent_state for _, manager in self._widest_first
         )
-        is_cross = block_manager.cache_type is CacheType.CROSS
-        # A match of encoder tokens says nothing about the prompt of its request.
-        self._writes_prepopulated = enable_block_reuse and (compatibility or not is_cross)
+        self._writes_prepopulated = enable_block_reuse and self._tells_of_prompts()
+
+    def _tells_of_prompts(self) -> bool:
+        """Whether a match says how much of a prompt is cached; one of encoder tokens does not."""
+        return self._block_manager.cache_type is not CacheType.CROSS
 
     def add_batch(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> None:
         """Give every request a sequence, and tell it how much of its prompt is cached."""
-        plans, lengths = None, None
-        if not self._compatibility:
-            plans, lengths = self._plan_batch(request_infos, llm_requests)
-        batch = list(zip(request_infos, llm_requests, strict=True))
-        sequences = [self._create_sequence(info, request) for info, request in batch]
-        totals = self._place(batch, sequences, plans)
-        for index, (request, total) in enumerate(zip(llm_requests, totals, strict=True)):
-            self._finish(request, total, None if lengths is None else lengths[index])
+        plans, lengths = self._plan_batch(request_infos, llm_requests)
+        sequences = [
+            self._create_sequence(info, request) for info, request in zip(request_infos, llm_requests, strict=True)
+        ]
+        totals = self._place(sequences, plans)
+        for request, total, length in zip(llm_requests, totals, lengths, strict=True):
+            self._finish(request, total, length)
 
     # -- placing --------------------------------------------------------------------------------------
 
     def _create_sequence(self, info: RequestInfo, request: LlmRequest) -> GenerationRequest:
         request_id, input_length, beam_width = info
-        self._check_new(request_id)
         sequence = GenerationRequest(
             request_id,
             input_length,
@@ -91,25 +88,16 @@ class SequenceAdmission:
         return sequence
 
     def _place(
-        self,
-        batch: Sequence[tuple[RequestInfo, LlmRequest]],
-        sequences: Sequence[GenerationRequest],
-        plans: Sequence[list[ClaimResult]] | None,
+        self, sequences: Sequence[GenerationRequest], plans: Sequence[list[ClaimResult]]
     ) -> list[list[BatchSeqStats]]:
         """Give the sequences their blocks, window by window; returns what each of them took in each window."""
         totals: list[list[BatchSeqStats]] = [[] for _ in sequences]
         counts = [manager.counters.snapshot() for _, manager in self._widest_first]
-        for index, (window_size, manager) in enumerate(self._widest_first):
-            if plans is None:
-                limits = [sequence.current_prepopulated_prompt_len for sequence in sequences]
-                claims = self._plan_window(window_size, manager, batch, limits)
-            else:
-                claims = plans[index]
+        for index, ((_, manager), claims) in enumerate(zip(self._widest_first, plans, strict=True)):
             try:
                 stats = manager.add_sequence_batch(sequences, claims, self._enable_block_reuse)
-            except Exception:
-                if plans is not None:  # a copy engine failed
-                    self._withdraw(sequences, plans[: index + 1], counts)
+            except Exception:  # a copy engine failed
+                self._withdraw(sequences, plans[: index + 1], counts)
                 raise
             for total, entry in zip(totals, stats, strict=True):
                 total.append(entry)
@@ -127,11 +115,8 @@ class SequenceAdmission:
         for sequence in sequences:
             del self._sequences[sequence.request_id]
 
-    def _finish(self, request: LlmRequest, stats: Sequence[BatchSeqStats], length: int | None) -> None:
+    def _finish(self, request: LlmRequest, stats: Sequence[BatchSeqStats], length: int) -> None:
         if self._writes_prepopulated:
-            if length is None:
-                length = min(entry.prepopulated_len for entry in stats)
-                length += self._num_connector_tokens(request, length)
             request.set_prepopulated_prompt_len(length, self._tokens_per_block)
         if self._enable_block_reuse:
             request.set_estimated_reusable_tokens(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from heapq import heapify, heapreplace
 
 from trtkv.blocks.generation_request import GenerationRequest, find_sequence
 from trtkv.checks import check_integer
@@ -25,16 +24,13 @@ class SequenceGrowth:
         sequences: Mapping[RequestId, GenerationRequest],
         *,
         max_num_tokens: int,
-        compatibility: bool,
     ) -> None:
         self._block_manager = block_manager
         self._windows = list(block_manager.window_block_managers.values())
         self._sequences = sequences
         self._tokens_per_block = block_manager.tokens_per_block
         self._max_num_tokens = max_num_tokens
-        self._compatibility = compatibility
-        self._has_swa = any(manager.is_swa for manager in self._windows)
-        self.period = 1 if self._has_swa else self._tokens_per_block
+        self.period = 1 if any(manager.is_swa for manager in self._windows) else self._tokens_per_block
         """Blocks may come or go at lengths that are ``phase`` modulo this; at others a token only counts.
 
         With a sliding window that is any length, as a long prompt leaves it only once tokens are added.
@@ -43,21 +39,28 @@ class SequenceGrowth:
 
     def grow(self, sequence: GenerationRequest) -> None:
         """One more token where a window may take or let go of a block."""
-        if not self._compatibility:
-            if sequence.num_tokens >= self._max_num_tokens:
-                raise InvalidInputError(
-                    f"request {sequence.request_id} has {sequence.num_tokens} tokens, as many as block tables hold; "
-                    "end it or raise max_sequence_length"
-                )
-            for manager in self._windows:
-                manager.check_can_add_token(sequence)
+        if sequence.num_tokens >= self._max_num_tokens:
+            raise InvalidInputError(
+                f"request {sequence.request_id} has {sequence.num_tokens} tokens, as many as block tables hold; "
+                "end it or raise max_sequence_length"
+            )
+        for manager in self._windows:
+            manager.check_can_add_token(sequence)
         sequence.num_tokens += 1
         self._block_manager.adjust_blocks_if_needed(sequence)
 
     def add_tokens(self, request_ids: Iterable[RequestId]) -> None:
         """One more token for each sequence, in order: for all, or, where one fails, for none."""
-        period, phase = self.period, self.phase
+        self._add_round(self._get_sequences(request_ids))
+
+    def add_token_rounds(self, request_ids: Iterable[RequestId], num_rounds: int) -> None:
+        """``add_tokens(request_ids)`` so many times; the rounds before a failing one stay."""
         sequences = self._get_sequences(request_ids)
+        for _ in range(num_rounds):
+            self._add_round(sequences)
+
+    def _add_round(self, sequences: list[GenerationRequest]) -> None:
+        period, phase = self.period, self.phase
         num_done = 0
         try:
             for sequence in sequences:
@@ -68,36 +71,9 @@ class SequenceGrowth:
                     sequence.num_tokens = num_tokens
                 num_done += 1
         except Exception:
-            if not self._compatibility:
-                for sequence in reversed(sequences[:num_done]):
-                    self._take_back_tokens(sequence, sequence.num_tokens - 1)
+            for sequence in reversed(sequences[:num_done]):
+                self._take_back_token(sequence)
             raise
-
-    def add_token_rounds(self, request_ids: Iterable[RequestId], num_rounds: int) -> None:
-        """``add_tokens(request_ids)`` so many times; the rounds before a failing one stay."""
-        sequences = self._get_sequences(request_ids)
-        if not self._has_swa and not self._compatibility and len(set(sequences)) == len(sequences):
-            self._grow_in_rounds(sequences, num_rounds)
-            return
-        request_ids = [sequence.request_id for sequence in sequences]
-        for _ in range(num_rounds):
-            self.add_tokens(request_ids)
-
-    def _grow_in_rounds(self, sequences: list[GenerationRequest], num_rounds: int) -> None:
-        lengths = [sequence.num_tokens for sequence in sequences]
-        growths = [(-length % self._tokens_per_block, index) for index, length in enumerate(lengths)]
-        heapify(growths)  # the next round at which each sequence needs a block, first come first
-        try:
-            while growths and growths[0][0] < num_rounds:
-                done, index = growths[0]
-                sequences[index].num_tokens = lengths[index] + done
-                self.grow(sequences[index])
-                heapreplace(growths, (done + self._tokens_per_block, index))
-            done = num_rounds
-        finally:
-            for sequence, length in zip(reversed(sequences), reversed(lengths), strict=True):
-                self._take_back_tokens(sequence, length + done)
-                sequence.num_tokens = length + done
 
     def _get_sequences(self, request_ids: Iterable[RequestId]) -> list[GenerationRequest]:
         request_ids = list(request_ids)
@@ -106,21 +82,19 @@ class SequenceGrowth:
         except KeyError:
             return [find_sequence(self._sequences, request_id) for request_id in request_ids]  # names the unknown one
 
-    def _take_back_tokens(self, sequence: GenerationRequest, length: int) -> None:
-        """Cut a sequence to a length it had, with the blocks that came since; what slid out or was evicted stays so."""
-        while sequence.num_tokens > length:
-            sequence.num_tokens -= 1
-            if not sequence.num_tokens % self._tokens_per_block:
-                for manager in self._windows:
-                    manager.drop_last_position(sequence)
+    def _take_back_token(self, sequence: GenerationRequest) -> None:
+        """Drop a token just added, with the block that came for it; what slid out or was evicted stays so."""
+        sequence.num_tokens -= 1
+        if not sequence.num_tokens % self._tokens_per_block:
+            for manager in self._windows:
+                manager.drop_last_position(sequence)
 
     def rewind(self, sequence: GenerationRequest, num_tokens: int) -> None:
         """Drop the last tokens of a sequence, with blocks no longer needed."""
-        if not self._compatibility:
-            self._check_can_rewind(sequence, num_tokens)
+        self._check_can_rewind(sequence, num_tokens)
         for _ in range(num_tokens):
             self._remove_token(sequence)
-        if not self._compatibility and num_tokens:
+        if num_tokens:
             for manager in self._windows:
                 manager.sequences.detach_rewound_block(sequence)
 

@@ -1,0 +1,41 @@
+"""Admission as recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtkv.blocks.generation_request import GenerationRequest
+from trtkv.manager.sequence_admission import RequestInfo, SequenceAdmission
+from trtkv.records.llm_request import LlmRequest
+from trtkv.window_block_manager.loading import BatchSeqStats
+
+
+class RecordedSequenceAdmission(SequenceAdmission):
+    """Plans nothing ahead: each window is asked at its turn, and what is done before a failure stays.
+
+    The length found by encoder tokens is written as well.
+    """
+
+    def _tells_of_prompts(self) -> bool:
+        return True
+
+    def add_batch(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> None:
+        """Give every request a sequence, and tell it how much of its prompt is cached."""
+        batch = list(zip(request_infos, llm_requests, strict=True))
+        sequences = [self._create_sequence(info, request) for info, request in batch]
+        totals: list[list[BatchSeqStats]] = [[] for _ in sequences]
+        for window_size, manager in self._widest_first:
+            limits = [sequence.current_prepopulated_prompt_len for sequence in sequences]
+            claims = self._plan_window(window_size, manager, batch, limits)
+            stats = manager.add_sequence_batch(sequences, claims, self._enable_block_reuse)
+            for total, entry in zip(totals, stats, strict=True):
+                total.append(entry)
+        for request, total in zip(llm_requests, totals, strict=True):
+            length = min(entry.prepopulated_len for entry in total)
+            if self._enable_block_reuse:
+                length += self._num_connector_tokens(request, length)
+            self._finish(request, total, length)
+
+    def _create_sequence(self, info: RequestInfo, request: LlmRequest) -> GenerationRequest:
+        self._check_new(info[0])
+        return super()._create_sequence(info, request)

@@ -1,0 +1,23 @@
+"""Growth as recorded."""
+
+from __future__ import annotations
+
+from trtkv.blocks.generation_request import GenerationRequest
+from trtkv.manager.sequence_growth import SequenceGrowth
+
+
+class RecordedSequenceGrowth(SequenceGrowth):
+    """Nothing is checked before a sequence changes, and what is done before a failure stays."""
+
+    def grow(self, sequence: GenerationRequest) -> None:
+        """One more token where a window may take or let go of a block."""
+        sequence.num_tokens += 1
+        self._block_manager.adjust_blocks_if_needed(sequence)
+
+    def _take_back_token(self, sequence: GenerationRequest) -> None:
+        pass
+
+    def rewind(self, sequence: GenerationRequest, num_tokens: int) -> None:
+        """Drop the last tokens of a sequence one by one."""
+        for _ in range(num_tokens):
+            self._remove_token(sequence)
