@@ -162,6 +162,17 @@ def test_a_request_without_room_for_its_extra_slots_is_withdrawn_as_it_was() -> 
     assert resources.get_num_free_blocks() == 2
 
 
+def test_a_request_behind_a_withdrawn_one_keeps_the_sequence_it_has() -> None:
+    resources = make_resources(5, num_extra_kv_tokens=1)
+    requests = [make_request(1, 8), LlmRequest(2, range(100, 112), 2)]
+    batch = batch_of(requests)
+    resources.prepare_resources(batch)
+    assert ids(batch.deferred_requests) == [1]
+    assert ids(batch.context_requests) == [2]
+    assert resources.get_num_tokens(requests[1]) == 13
+    assert set(resources.impl.sequences) == {2}
+
+
 def test_a_batch_left_empty_is_an_error_with_the_numbers() -> None:
     resources = make_resources(2)
     with pytest.raises(OutOfBlocksError, match="3 context blocks of request 1"):

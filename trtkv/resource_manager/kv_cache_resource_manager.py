@@ -12,13 +12,15 @@ from trtkv.common import MAX_INT32, RECURRENT_STATES, BlockId, CacheType, Reques
 from trtkv.errors import ConfigurationError, InvalidInputError, OutOfBlocksError, UnknownIdError
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheEvent
-from trtkv.manager.kv_cache_manager import KVCacheManager, RequestInfo
+from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.pools.memory import CacheMemory, calculate_blocks_per_window, resolve_attention_windows, resolve_cache_dtype
 from trtkv.records.config import KvCacheConfig, ModelConfig, SchedulerConfig
 from trtkv.records.llm_request import LlmRequest, LlmRequestState
 from trtkv.records.stats import KvCacheIterationStats, KvCacheStats
 from trtkv.resource_manager.base_resource_manager import BaseResourceManager, KvBlockBudget
+from trtkv.resource_manager.context_admission import ContextAdmission, check_drafts
 from trtkv.resource_manager.dummy_requests import make_dummy_request, start_generation
+from trtkv.resource_manager.recorded_context_admission import RecordedContextAdmission
 from trtkv.scheduler.capacity_scheduler import CapacityScheduler
 from trtkv.scheduler.request_fit import check_blocks_can_ever_fit
 from trtkv.scheduler.scheduled_requests import ScheduledRequests
@@ -64,7 +66,8 @@ class KVCacheResourceManager(BaseResourceManager):
         self._draft_token_reserve = reserve
         self._must_keep_chunk = must_keep_chunk
         self._dummy_request_ids: set[RequestId] = set()
-        self._context_draft_tokens: dict[RequestId, int] = {}
+        admission_class = RecordedContextAdmission if kv_cache_manager.compatibility else ContextAdmission
+        self._contexts = admission_class(kv_cache_manager, num_extra)
 
     @classmethod
     def from_config(
@@ -153,7 +156,7 @@ class KVCacheResourceManager(BaseResourceManager):
         has_sliding_window = any(entry.is_swa for entry in self._impl.window_sizes_metadata.values())
         if has_sliding_window:
             self._extend_generation(scheduled_batch)
-        self._admit_contexts(scheduled_batch)
+        self._contexts.admit(scheduled_batch, self._dummy_request_ids)
         if not has_sliding_window:
             self._extend_generation(scheduled_batch)
         self._impl.refresh_blocks()
@@ -174,8 +177,8 @@ class KVCacheResourceManager(BaseResourceManager):
             if request.state not in (LlmRequestState.GENERATION_COMPLETE, LlmRequestState.CONTEXT_INIT):
                 self._rewind(request, num_reserved - accepted.get(request.request_id, 0))
         for request in scheduled_batch.context_requests:
-            if request.context_remaining_length <= 0 and request.request_id in self._context_draft_tokens:
-                num_drafts = self._context_draft_tokens.pop(request.request_id)
+            if request.context_remaining_length <= 0 and request.request_id in self._contexts.num_draft_tokens:
+                num_drafts = self._contexts.num_draft_tokens.pop(request.request_id)
                 self._rewind(request, num_drafts - accepted.get(request.request_id, 0))
             self._impl.store_context_blocks(request)
 
@@ -191,45 +194,8 @@ class KVCacheResourceManager(BaseResourceManager):
             pinned = self._impl.store_blocks_for_reuse(request.request_id, request, pin_blocks=True)
         self._impl.remove_sequence(request.request_id, request)
         self._dummy_request_ids.discard(request.request_id)
-        self._context_draft_tokens.pop(request.request_id, None)
+        self._contexts.num_draft_tokens.pop(request.request_id, None)
         return pinned
-
-    def _admit_contexts(self, batch: ScheduledRequests) -> None:
-        new_requests = [request for request in batch.context_requests if self._starts_here(request)]
-        if not new_requests:
-            return
-        try:
-            self._impl.add_sequence_batch([self._request_info(request) for request in new_requests], new_requests)
-            error = None
-        except OutOfBlocksError as caught:
-            if self._impl.compatibility:
-                raise
-            error = caught
-        for request in new_requests:
-            try:
-                if error is not None:
-                    self._impl.add_sequence(self._request_info(request), request)
-                self._extend_context(request)
-            except OutOfBlocksError as caught:
-                self._withdraw(request)
-                batch.deferred_requests.append(request)
-                error = error or caught
-        deferred = {request.request_id for request in batch.deferred_requests}
-        batch.reset_context_requests(r for r in batch.context_requests if r.request_id not in deferred)
-        if error is not None and not batch.batch_size:
-            raise error
-
-    def _starts_here(self, request: LlmRequest) -> bool:
-        return request.is_first_context_chunk and request.request_id not in self._dummy_request_ids
-
-    def _request_info(self, request: LlmRequest) -> RequestInfo:
-        if not self._impl.cross_kv:
-            return request.request_id, request.prompt_len, request.beam_width
-        if request.encoder_output_len < 1:
-            raise InvalidInputError(
-                f"request {request.request_id} has no encoder output; a cross cache needs its length"
-            )
-        return request.request_id, request.encoder_output_len, 1
 
     def _extend_generation(self, batch: ScheduledRequests) -> None:
         """One slot, and those of drafts, for every generating request, in one call of the manager."""
@@ -238,44 +204,12 @@ class KVCacheResourceManager(BaseResourceManager):
         request_ids: list[RequestId] = []
         for request in batch.generation_requests:
             num_drafts = max(request.num_draft_tokens, self._draft_token_reserve)
-            self._check_drafts(request, num_drafts)
+            check_drafts(request, num_drafts)
             batch.num_reserved_draft_tokens[request.request_id] = num_drafts
             request_ids += [request.request_id] * (1 + num_drafts)
         for request in batch.generation_requests:
             self._impl.get_sequence(request.request_id).holds_window = False
         self._impl.add_tokens(request_ids)
-
-    def _extend_context(self, request: LlmRequest) -> None:
-        """Slots behind a new prompt: the extra ones, and those of drafts until the last chunk is settled.
-
-        Sliding windows must not move on for their sake, as the front of the prompt is still to be computed.
-        """
-        if self._impl.cross_kv:
-            return
-        self._impl.get_sequence(request.request_id).holds_window = not self._impl.compatibility
-        self._add_tokens(request, self._num_extra_kv_tokens + request.num_draft_tokens)
-        if request.num_draft_tokens:
-            self._context_draft_tokens[request.request_id] = request.num_draft_tokens
-
-    def _withdraw(self, request: LlmRequest) -> None:
-        """Undo the admission of a request that has computed nothing yet."""
-        if request.request_id in self._impl.sequences:
-            self._impl.remove_sequence(request.request_id)
-            request.set_context_current_position(0)
-            request.set_prepopulated_prompt_len(0, self.tokens_per_block)
-            request.set_context_chunk_size(request.prompt_len)
-
-    def _add_tokens(self, request: LlmRequest, num_tokens: int) -> None:
-        self._check_drafts(request, num_tokens - 1)
-        for _ in range(num_tokens):
-            self._impl.add_token(request.request_id)
-
-    @staticmethod
-    def _check_drafts(request: LlmRequest, num_drafts: int) -> None:
-        if num_drafts > 0 and request.beam_width > 1:
-            raise InvalidInputError(
-                f"request {request.request_id} has {request.beam_width} beams and drafts; drafts need one beam"
-            )
 
     def _rewind(self, request: LlmRequest, num_tokens: int) -> None:
         if num_tokens > 0:
@@ -284,7 +218,7 @@ class KVCacheResourceManager(BaseResourceManager):
     def _check_accepted(self, batch: ScheduledRequests, accepted: Mapping[RequestId, int]) -> None:
         for request_id, num_accepted in accepted.items():
             num_reserved = batch.num_reserved_draft_tokens.get(request_id, 0)
-            num_reserved = max(num_reserved, self._context_draft_tokens.get(request_id, 0))
+            num_reserved = max(num_reserved, self._contexts.num_draft_tokens.get(request_id, 0))
             if not 0 <= num_accepted <= num_reserved:
                 raise InvalidInputError(
                     f"{num_accepted} drafts of request {request_id} accepted, slots were prepared for {num_reserved}"
@@ -454,7 +388,7 @@ class KVCacheResourceManager(BaseResourceManager):
         num_slots = self._num_extra_kv_tokens + int(is_gen) + num_drafts
         if self._impl.cross_kv:
             num_slots = 0
-        self._impl.add_sequence_batch([self._request_info(request) for request in requests], requests)
+        self._impl.add_sequence_batch([self._contexts.request_info(request) for request in requests], requests)
         try:
             for request in requests:
                 for _ in range(num_slots):
@@ -564,5 +498,5 @@ class KVCacheResourceManager(BaseResourceManager):
         for request_id in list(self._impl.sequences):
             self._impl.remove_sequence(request_id)
         self._dummy_request_ids.clear()
-        self._context_draft_tokens.clear()
+        self._contexts.num_draft_tokens.clear()
         self._impl.release_pools()
