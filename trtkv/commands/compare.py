@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trtkv.commands.output_files import check_writable
+from trtkv.commands.output_files import check_outputs, write_output
 
 EXIT_DIFFERS = 1
 
@@ -44,7 +44,7 @@ def compare(
     from trtkv.compare.facts import load_facts
     from trtkv.compare.resolve import compare_with
 
-    check_writable(json_file)
+    check_outputs([json_file], [result, reference])
     comparisons = compare_with(
         load_facts(result), reference, tolerance=tolerance, only=only or (), ignore_settings=ignore_settings
     )
@@ -53,6 +53,6 @@ def compare(
     else:
         print_comparisons(comparisons)
         if json_file is not None:
-            Path(json_file).write_text(to_json_text(comparisons), encoding="utf-8")
+            write_output(json_file, to_json_text(comparisons))
     if not all(comparison.agrees for comparison in comparisons):
         raise typer.Exit(EXIT_DIFFERS)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtkv.commands.output_files import check_writable
+from trtkv.commands.output_files import check_outputs, write_output
 
 if TYPE_CHECKING:
     from trtkv.compare.checks import Check
@@ -41,7 +41,7 @@ def list_references(
     run_ids = [run for run in load_runs() if run.startswith(prefix)]
     if json_file is not None:
         entries: Sequence[object] = run_ids if runs else [number._asdict() for number in numbers]
-        _write(json.dumps(entries, indent=2) + "\n", json_file)
+        write_output(json_file, json.dumps(entries, indent=2) + "\n")
     elif runs:
         typer.echo("\n".join(run_ids))
     else:
@@ -62,8 +62,8 @@ def check(
     from trtkv.compare.checks import DIFFERS, check_numbers, find_traces
     from trtkv.compare.compare_report import print_checks, to_json_text
 
-    check_writable(json_file)
     traces = find_traces(folder)
+    check_outputs([json_file], traces.values())
     numbers = [number for number in _numbers(prefix) if number.method and number.trace in traces]
     checks: list[Check] = []
     for found in check_numbers(numbers, traces):
@@ -75,7 +75,7 @@ def check(
     if json_file is None:
         print_checks(checks)
     else:
-        _write(to_json_text(checks), json_file)
+        write_output(json_file, to_json_text(checks))
     if any(found.verdict == DIFFERS for found in checks):
         raise typer.Exit(EXIT_DIFFERS)
 
@@ -84,10 +84,3 @@ def _numbers(prefix: str) -> list[ReferenceNumber]:
     from trtkv.compare.reference import load_numbers
 
     return [number for number in load_numbers() if number.id.startswith(prefix)]
-
-
-def _write(text: str, path: str) -> None:
-    if path == "-":
-        sys.stdout.write(text)
-    else:
-        Path(path).write_text(text, encoding="utf-8")

@@ -22,7 +22,7 @@ from trtkv.commands.model_options import (
     WindowSharesOption,
 )
 from trtkv.commands.never_run import warn_of_never_run
-from trtkv.commands.output_files import check_writable
+from trtkv.commands.output_files import check_outputs, write_output
 from trtkv.commands.replay_extras import write_extras
 from trtkv.commands.replay_job import (
     ReplayJob,
@@ -147,8 +147,7 @@ def replay(
     """
     options = dict(locals())
     job = make_job(options, partial(typer.echo, err=True))
-    for path in (json_file, record, *job.extras.files):
-        check_writable(path)
+    check_outputs((json_file, record, *job.extras.files), [trace])
     requests = _read(make_trace_settings(options))
     _show_outcome(job, requests, json_file)
 
@@ -191,8 +190,7 @@ def _show(result: ReplayResult, json_file: str | None) -> None:
         return
     print_report(result)
     if json_file is not None:
-        with open(json_file, "w", encoding="utf-8") as stream:
-            stream.write(json_report(result))
+        write_output(json_file, json_report(result))
 
 
 def _show_nano(report: dict[str, object], json_file: str | None) -> None:
@@ -209,5 +207,4 @@ def _show_nano(report: dict[str, object], json_file: str | None) -> None:
     if bounds is not None:
         print_rates("Bounds", bounds["rates"], Console())
     if json_file is not None:
-        with open(json_file, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        write_output(json_file, text)

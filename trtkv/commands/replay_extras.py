@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
+from trtkv.commands.output_files import open_output
 from trtkv.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -93,14 +93,10 @@ def write_extras(result: ReplayResult, options: ExtraOptions) -> None:
     from trtkv.replay.report.html_report import html_report
 
     if options.explain_file is not None and result.explanation is not None:
-        with _open_output(options.explain_file) as stream:
+        with open_output(options.explain_file) as stream:
             result.explanation.write_requests(stream)
     if options.html_file is not None:
-        with _open_output(options.html_file) as stream:
+        with open_output(options.html_file) as stream:
             stream.write(html_report(result))
         if options.html_file != "-":
             typer.echo(f"page: {options.html_file}", err=True)
-
-
-def _open_output(path: str) -> AbstractContextManager[IO[str]]:
-    return nullcontext(sys.stdout) if path == "-" else open(path, "w", encoding="utf-8", newline="")

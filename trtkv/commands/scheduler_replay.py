@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
+from trtkv.commands.output_files import open_output, write_output
+
 if TYPE_CHECKING:
     from trtkv.replay.closed_loop import Progress
     from trtkv.replay.config import ReplayConfig
@@ -113,7 +115,7 @@ def run_scheduler_loop(
             return replay_with_scheduler(trace, config, seconds_per_unit=seconds_per_unit, progress=progress)
         from trtkv.verify.recorded_loop import RecordingBackend
 
-        with open(record, "w", encoding="ascii") as stream:
+        with open_output(record) as stream:
             backend = RecordingBackend(config, trace.requests, stream)
             return replay_with_scheduler(
                 trace, config, seconds_per_unit=seconds_per_unit, backend=backend, progress=progress
@@ -130,8 +132,7 @@ def show_loop_result(result: LoopResult, json_file: str | None) -> None:
             typer.echo(line, err=True)
         return
     if json_file is not None:
-        with open(json_file, "w", encoding="utf-8") as stream:
-            stream.write(loop_json(result))
+        write_output(json_file, loop_json(result))
     print_loop_report(result)
 
 

@@ -21,7 +21,7 @@ from trtkv.commands.model_options import (
     make_options,
     make_plan,
 )
-from trtkv.commands.output_files import check_writable
+from trtkv.commands.output_files import check_outputs, write_output
 
 EXIT_MISMATCH = 1
 
@@ -64,7 +64,7 @@ def size(
         block_reuse=not no_reuse,
         snapshot_interval=snapshot_interval,
     )
-    check_writable(json_file)
+    check_outputs([json_file], [model])
     plan = make_plan(model, options)
     outcome = check_plan(plan) if check else None
     if json_file == "-":
@@ -72,7 +72,7 @@ def size(
     else:
         print_plan(plan, outcome)
         if json_file is not None:
-            Path(json_file).write_text(plan_json_text(plan, outcome), encoding="utf-8")
+            write_output(json_file, plan_json_text(plan, outcome))
     if outcome is not None and not outcome.is_good:
         raise typer.Exit(EXIT_MISMATCH)
 

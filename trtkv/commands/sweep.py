@@ -17,7 +17,7 @@ import typer
 import typer.main
 
 from trtkv.commands.never_run import warn_of_sweep
-from trtkv.commands.output_files import check_writable
+from trtkv.commands.output_files import check_outputs, open_output, output_path
 from trtkv.commands.replay import replay
 from trtkv.commands.replay_job import ReplayJob, TraceSettings, make_job, make_trace_settings, run_job, short_report
 
@@ -69,8 +69,7 @@ def sweep(
     options = _ReplayOptions()
     grid = {"trace": traces, **parse_settings(settings, options.names)}
     tasks = make_tasks(grid, options)
-    for path in (csv, parquet):
-        check_writable(None if path is None else str(path))
+    check_outputs((results, csv, parquet), traces)
     if parquet is not None:
         check_parquet()
     start = time.perf_counter()
@@ -86,9 +85,11 @@ def sweep(
     rows = [make_row(task.configuration, report) for task, report in zip(tasks, outcome.reports, strict=True)]
     print_sweep(rows, grid)
     if csv is not None:
-        write_csv(rows, csv)
+        with open_output(csv) as stream:
+            write_csv(rows, stream)
     if parquet is not None:
-        write_parquet(rows, parquet)
+        with output_path(parquet) as path:
+            write_parquet(rows, path)
 
 
 def read_trace(settings: TraceSettings) -> RequestTrace:

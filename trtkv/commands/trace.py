@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from trtkv.commands.output_files import open_output
 from trtkv.commands.trace_info import info
 
 trace_app = typer.Typer(
@@ -34,15 +35,11 @@ def generate(
     ] = "-",
 ) -> None:
     """Write a generated workload as Mooncake JSONL, sorted by time."""
-    import sys
     from random import Random
 
     from trtkv.traces.generate.workload import generate_workload
 
     rows = generate_workload(kind.value, requests, Random(seed), block_size)
     lines = (row.to_json() + "\n" for row in rows)
-    if output == "-":
-        sys.stdout.writelines(lines)
-        return
-    with open(output, "w", encoding="utf-8") as stream:
+    with open_output(output) as stream:
         stream.writelines(lines)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from trtkv.commands.format_choice import FormatOption
-from trtkv.commands.output_files import check_writable
+from trtkv.commands.output_files import check_outputs, write_output
 
 
 def info(
@@ -40,7 +40,7 @@ def info(
 
     if tokens_per_block is not None and tokens_per_block < 1:
         raise InvalidInputError(f"--tokens-per-block is {tokens_per_block}; give at least 1")
-    check_writable(json_file)
+    check_outputs([json_file], [trace])
     loaded = read_trace(
         trace,
         format_name=trace_format,
@@ -58,4 +58,4 @@ def info(
         return
     print_trace_info(found)
     if json_file is not None:
-        Path(json_file).write_text(trace_info_json(found), encoding="utf-8")
+        write_output(json_file, trace_info_json(found))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trtkv.commands.output_files import check_writable
+from trtkv.commands.output_files import check_outputs, write_output
 
 EXIT_DIFFERENT = 1
 
@@ -30,13 +30,14 @@ def verify(
     from trtkv.verify.report import write_json, write_text
     from trtkv.verify.runner import find_programs, verify_programs
 
-    check_writable(None if json_file is None else str(json_file))
-    results = list(verify_programs(find_programs(paths), jobs))
+    programs = find_programs(paths)
+    check_outputs([json_file], programs)
+    results = list(verify_programs(programs, jobs))
     if json_file is not None and str(json_file) == "-":
         typer.echo(write_json(results), nl=False)
     else:
         typer.echo(write_text(results), nl=False)
         if json_file is not None:
-            json_file.write_text(write_json(results), encoding="ascii")
+            write_output(json_file, write_json(results))
     if not all(result.is_equal for result in results):
         raise typer.Exit(EXIT_DIFFERENT)

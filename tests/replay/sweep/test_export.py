@@ -67,7 +67,8 @@ def test_columns_are_of_one_type() -> None:
 
 def test_csv_reads_back(tmp_path: Path) -> None:
     path = tmp_path / "r.csv"
-    write_csv(make_rows(), path)
+    with open(path, "w", encoding="utf-8", newline="") as stream:
+        write_csv(make_rows(), stream)
     with open(path, encoding="utf-8", newline="") as stream:
         read = list(csv.DictReader(stream))
     assert [row["capacity_tokens"] for row in read] == ["inf", "1000"]

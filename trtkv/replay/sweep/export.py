@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Sequence
+from typing import IO
 
 from trtkv.errors import MissingExtraError
 from trtkv.replay.sweep.columns import Row, column_names, column_values
@@ -18,12 +19,11 @@ def check_parquet() -> None:
         raise MissingExtraError('Parquet files need pyarrow: pip install "trtkv[parquet]"') from error
 
 
-def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-    """One line a row below a line of names; an absent cell is empty, an unlimited capacity is ``inf``."""
-    with open(path, "w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, column_names(rows), restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+def write_csv(rows: Sequence[Row], stream: IO[str]) -> None:
+    """A line for each row, after a line of names; an absent cell is empty, an unlimited capacity is ``inf``."""
+    writer = csv.DictWriter(stream, column_names(rows), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
 
 
 def write_parquet(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
