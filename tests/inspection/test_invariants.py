@@ -271,6 +271,10 @@ def write_wrong_table_entry(world: World) -> None:
     world.record.slots[0][1] = 0
 
 
+def keep_table_entry_of_dropped_block(world: World) -> None:
+    world.record.slots[0].append(0)
+
+
 BREAKAGES: list[tuple[Callable[[World], None], set[int]]] = [
     (tell_wrong_id, {1}),
     (give_slot_twice, {2}),
@@ -314,6 +318,7 @@ BREAKAGES: list[tuple[Callable[[World], None], set[int]]] = [
     (change_salt_of_request, {23}),
     (keep_more_than_sequence_has, {23}),
     (write_wrong_table_entry, {24}),
+    (keep_table_entry_of_dropped_block, {25}),
 ]
 
 

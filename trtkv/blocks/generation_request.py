@@ -16,7 +16,8 @@ class SequenceWindow:
 
     ``held``: blocks by position, beams interleaved; out-of-window positions hold a placeholder.
     ``block_ids``: per beam the ids shown to callers; out-of-window positions keep their old id.
-    ``slots``: per beam the slot each position had when its table entry was written (NULL_ENTRY: none).
+    ``slots``: per beam a row of the page table, as long as its ids: the slot each position had when its entry was
+    written (NULL_ENTRY: none).
     ``num_stored``: leading blocks that admission or the last store found in the tree at their position, the last of
     them for the request's ``last_stored_key`` at a node of ``last_node_key``, when ``num_shared_moves`` shared blocks
     had been stored at another place.
@@ -86,6 +87,10 @@ class GenerationRequest:
     def get_cache_block_ids(self, window_size: WindowSize) -> list[list[BlockId]]:
         """Ids per beam; out-of-window positions keep their old id."""
         return self.get_window(window_size).block_ids
+
+    def get_rows(self, window_size: WindowSize) -> list[array[int]]:
+        """Copies of the rows of a page table, one per beam: the slot of each position, NULL_ENTRY for none."""
+        return [slots[:] for slots in self.get_window(window_size).slots]
 
     def get_num_front_blocks_removed(self, window_size: WindowSize) -> int:
         """Blocks that left a sliding window."""

@@ -54,9 +54,8 @@ class PagedKvCache:
         """Ask for the present blocks of a request in its rows, one per beam; ``offsets.flush`` sends the changes."""
         sequence = self.manager.get_sequence(request_id)
         for window_idx, window_size in enumerate(self._windows):
-            window = sequence.get_window(window_size)
-            for row, slots, block_ids in zip(rows, window.slots, window.block_ids, strict=True):
-                self.offsets.set_row(window_idx, row, slots[: len(block_ids)])
+            for row, slots in zip(rows, sequence.get_rows(window_size), strict=True):
+                self.offsets.set_row(window_idx, row, slots)
 
     def write(
         self, layer_idx: int, rows: torch.Tensor, positions: torch.Tensor, key: torch.Tensor, value: torch.Tensor

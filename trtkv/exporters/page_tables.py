@@ -197,18 +197,19 @@ def _read_rows(
 
 
 def _read_request(manager: KVCacheManager, request_id: RequestId, window_size: WindowSize, kv_len: int) -> list[_Row]:
-    window = manager.get_sequence(request_id).get_window(window_size)
+    sequence = manager.get_sequence(request_id)
+    num_removed = sequence.get_num_front_blocks_removed(window_size)
     num_pages = ceil_div(kv_len, manager.tokens_per_block)
     rows = []
-    for slots, ids in zip(window.slots, window.block_ids, strict=True):
-        if kv_len < 0 or num_pages > len(ids):
+    for slots in sequence.get_rows(window_size):
+        if kv_len < 0 or num_pages > len(slots):
             raise InvalidInputError(
-                f"request {request_id} has {len(ids)} blocks of {manager.tokens_per_block} tokens in window "
+                f"request {request_id} has {len(slots)} blocks of {manager.tokens_per_block} tokens in window "
                 f"{window_size}, {kv_len} tokens do not fit; give a length that was added"
             )
-        pages = np.array(slots[:num_pages], dtype=np.int32)
+        pages = np.asarray(slots[:num_pages], dtype=np.int32)
         missing = np.flatnonzero(pages == NULL_ENTRY)
-        num_gone = max(window.num_front_blocks_removed, int(missing[-1]) + 1 if len(missing) else 0)
+        num_gone = max(num_removed, int(missing[-1]) + 1 if len(missing) else 0)
         rows.append(_Row(pages, min(num_gone, num_pages), kv_len))
     return rows
 

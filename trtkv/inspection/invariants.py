@@ -480,7 +480,12 @@ class _Window:
             )
 
     def _check_table(self, sequence: GenerationRequest, record: SequenceWindow) -> Iterator[str]:
-        """Rule 24: the table entries of positions still in the window are the slots of the blocks held there."""
+        """Rules 24 and 25: a row is as long as its ids, its entries in the window are the slots of the blocks there."""
+        for slots, ids in zip(record.slots, record.block_ids, strict=True):
+            if len(slots) != len(ids):
+                yield (
+                    f"25: sequence {sequence.request_id} has {len(slots)} table entries for {len(ids)} blocks of a beam"
+                )
         if self._settings.compatibility and self._settings.is_recurrent_state:
             return
         for position, block in enumerate(record.held):

@@ -30,30 +30,28 @@ class OffsetTableWriter:
         import numpy as np
 
         table = np.asarray(output)
-        self._check_table(table, first_row, sequence)
-        longest = pool_idx = 0
-        for window_size, manager in self._windows:
-            window = sequence.get_window(window_size)
-            rows = [
-                np.asarray(slots[: len(ids)], dtype=np.int32)
-                for slots, ids in zip(window.slots, window.block_ids, strict=True)
-            ]
+        rows_per_window = [
+            [np.asarray(row, dtype=np.int32) for row in sequence.get_rows(window_size)]
+            for window_size, _ in self._windows
+        ]
+        longest = max(len(row) for rows in rows_per_window for row in rows)
+        self._check_table(table, first_row, sequence, longest)
+        pool_idx = 0
+        for (_, manager), rows in zip(self._windows, rows_per_window, strict=True):
             kv_factor = manager.pools.kv_factor
             for pool in manager.pools.pools:
                 stride = kv_factor if pool.layer_first_layout else pool.num_layers * kv_factor
                 for beam_idx, row in enumerate(rows):
                     _write_row(table[pool_idx, first_row + beam_idx], row, stride, kv_factor)
-                    longest = max(longest, len(row))
                 pool_idx += 1
         return longest
 
-    def _check_table(self, table: Any, first_row: int, sequence: GenerationRequest) -> None:
+    def _check_table(self, table: Any, first_row: int, sequence: GenerationRequest, width: int) -> None:
         if self._num_values > MAX_INT32:
             raise InvalidInputError(
                 f"a pool has {self._num_values} K and V blocks, entries of 32 bits cannot tell them apart; "
                 "use fewer blocks or layers per pool"
             )
-        width = max(len(ids) for window, _ in self._windows for ids in sequence.get_cache_block_ids(window))
         needed = [self._num_pools, first_row + sequence.beam_width, 2, width]
         shape = list(table.shape)
         is_large = len(shape) == 4 and all(size >= least for size, least in zip(shape, needed, strict=True))

@@ -430,7 +430,7 @@ class KVCacheResourceManager(BaseResourceManager):
             check_count("an entry of num_blocks_per_seq", num_blocks)
         rows = []
         for request_id in request_ids:
-            beams = self._impl.get_sequence(request_id).get_window(window).slots
+            beams = self._impl.get_sequence(request_id).get_rows(window)
             if len(beams) != beam_width:
                 raise InvalidInputError(
                     f"request {request_id} has {len(beams)} beams, the table is asked for {beam_width}"

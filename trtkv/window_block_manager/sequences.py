@@ -286,6 +286,7 @@ class SequenceBlocks:
             self._policy.release_block(block, to_front=True)
         window.held.pop()
         window.block_ids[0].pop()
+        del window.slots[0][len(window.held) :]
         if window.num_stored > len(window.held):
             window.num_stored = 0
 
@@ -301,6 +302,7 @@ class SequenceBlocks:
             self._policy.release_block(block, to_front=block.is_placeholder or block._lookup_node is None)
         del window.held[-2]
         del window.block_ids[0][-2]
+        del window.slots[0][len(window.held) :]
         if not compatibility:
             write_slot_at(window, 1, len(window.held) - 1)
 
