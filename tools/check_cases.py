@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from trtkv.errors import TrtkvError
+from trtkv.fleet.fleet_case import run_decision_case, run_fleet_case
 from trtkv.replay.lab.policy_case import run_policy_case
 
 MAX_SHOWN: Final = 10
@@ -41,7 +42,11 @@ class Form(NamedTuple):
     """(name, expected, found) of every outcome that a case states."""
 
 
-FORMS: Final = (Form("policies", frozenset({"capacity_blocks", "policies"}), run_policy_case),)
+FORMS: Final = (
+    Form("policies", frozenset({"capacity_blocks", "policies"}), run_policy_case),
+    Form("fleet", frozenset({"replicas", "routers"}), run_fleet_case),
+    Form("decisions", frozenset({"replicas", "scores"}), run_decision_case),
+)
 
 
 def find_form(case: object) -> Form:

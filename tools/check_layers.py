@@ -55,6 +55,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
         ),
     ),
     ("replays", ("replay.causes.*", "replay.*", "verify.*")),
+    ("fleets", ("fleet.*",)),
     ("comparisons", ("compare.*",)),
     ("commands", ("commands.*",)),
     ("program", ("cli", "__main__", ROOT_MODULE)),

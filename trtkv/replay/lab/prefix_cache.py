@@ -15,12 +15,17 @@ Path = Sequence[Hashable]
 
 
 class _Node(Item):
-    __slots__ = ("num_children", "parent")
+    __slots__ = ("num_children", "num_holders", "parent")
 
     def __init__(self, incoming: Incoming, priority: Priority, parent: _Node | None) -> None:
         super().__init__(incoming.key, incoming.depth, priority)
         self.parent = parent
         self.num_children = 0
+        self.num_holders = 1  # the request that inserts it
+
+
+Held = list[_Node]
+"""Blocks that a running request holds."""
 
 
 class Served(NamedTuple):
@@ -37,8 +42,8 @@ class Served(NamedTuple):
 class PrefixCache:
     """A cache of ``capacity`` blocks. A request uses what it finds and inserts the rest, root first.
 
-    A victim is not part of the running request and, with ``leaves_only``, has no cached child; where there is none,
-    the rest of the prompt is not cached. No live requests, no generated text, no parts of blocks: what is left is the
+    A victim is not part of a running request and, with ``leaves_only``, has no cached child; where there is none,
+    the rest of the prompt is not cached. No generated text, no parts of blocks: what is left is the
     policy. Time is the number of the request.
     """
 
@@ -61,7 +66,6 @@ class PrefixCache:
         self._priority_of = priority_of
         self._on_evicted = on_evicted
         self._nodes: dict[Hashable, _Node] = {}
-        self._held: set[_Node] = set()  # blocks of the running request
         self._now = 0
 
     @property
@@ -80,28 +84,41 @@ class PrefixCache:
         return next((i for i, key in enumerate(path) if key not in self._nodes), len(path))
 
     def serve(self, path: Path) -> Served:
-        """Run one request."""
+        """Run one request from its start to its end."""
+        served, held = self.admit(path)
+        self.finish(held)
+        self._admission.finished(path)
+        return served
+
+    def admit(self, path: Path) -> tuple[Served, Held]:
+        """Start a request: its blocks are cached where there is room, and held until ``finish``."""
         nodes, order = self._nodes, self._order
         self._admission.asked(path)
         num_found = self.count_found(path)
         # Without the leaf rule blocks may be cached behind a gap: not found, but part of the request all the same.
         held = [nodes[key] for key in (path[:num_found] if self._leaves_only else path) if key in nodes]
         for node in held:
-            order.claimed(node)
+            if not node.num_holders:
+                order.claimed(node)
+            node.num_holders += 1
         for node in held:
             order.used(node, self._now)
-        self._held = set(held)
         evicted: list[Hashable] = []
-        not_admitted = self._insert(path, num_found, evicted)
-        for node in sorted(self._held, key=lambda node: -node.depth):
-            if not (self._leaves_only and node.num_children):
-                order.released(node, self._now)
-        self._held = set()
-        self._admission.finished(path)
+        not_admitted = self._insert(path, num_found, held, evicted)
         self._now += 1
-        return Served(num_found, evicted, not_admitted)
+        return Served(num_found, evicted, not_admitted), held
 
-    def _insert(self, path: Path, start: int, evicted: list[Hashable]) -> int:
+    def finish(self, held: Held) -> None:
+        """End a request: its blocks may go from now on, as far as no other request holds them."""
+        for node in reversed(held):
+            node.num_holders -= 1
+            if self._is_evictable(node):
+                self._order.released(node, self._now)
+
+    def _is_evictable(self, node: _Node) -> bool:
+        return not node.num_holders and not (self._leaves_only and node.num_children)
+
+    def _insert(self, path: Path, start: int, held: Held, evicted: list[Hashable]) -> int:
         """Insert the missing blocks; returns how many the filter kept out."""
         parent = self._nodes[path[start - 1]] if start else None
         for depth in range(start, len(path)):
@@ -118,7 +135,7 @@ class PrefixCache:
                     evicted.append(self._evict(incoming))
                 node = self._nodes[incoming.key] = _Node(incoming, self._priority_of(depth), parent)
                 self._order.stored(node, self._now)
-                self._held.add(node)
+                held.append(node)
                 if parent is not None:
                     parent.num_children += 1
             parent = node
@@ -131,7 +148,7 @@ class PrefixCache:
         parent = node.parent
         if self._leaves_only and parent is not None:
             parent.num_children -= 1
-            if not parent.num_children and parent not in self._held:
+            if self._is_evictable(parent):
                 self._order.released(parent, self._now)
         if self._on_evicted is not None:
             self._on_evicted(node)

@@ -1,0 +1,1 @@
+"""Routers, one a module with its rule and source, and the registry that finds them by name."""
