@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trtkv.blocks.partial_match_index import KeyFunctions
 from trtkv.blocks.radix_block_tree import BLOCK_KEY_FUNCTIONS, HashMapOrderedNode, LookupNode
@@ -367,6 +367,3 @@ def create_swa_placeholder() -> PlaceholderBlock:
 def create_root_block(channel: int) -> KVCacheBlock:
     """The block at the root of the tree; it has no memory and is never queued."""
     return ChannelBlock(CACHED_BLOCKS_ROOT_ID, NULL_INDEX, channel)
-
-
-ROOT_HASH: Final = 0

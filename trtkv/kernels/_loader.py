@@ -19,15 +19,6 @@ def read_source(name: str) -> str:
     return (resources.files("trtkv.kernels") / "csrc" / name).read_text(encoding="utf-8")
 
 
-def has_cupy() -> bool:
-    """Whether CuPy can be imported."""
-    try:
-        _import_cupy()
-    except MissingExtraError:
-        return False
-    return True
-
-
 @functools.cache
 def load_kernel(source: str, kernel: str) -> Any:
     """Compiled kernel of a source file; compiling happens at the first launch on each device."""

@@ -15,8 +15,6 @@ NULL_INDEX: Final = (1 << 32) - 1
 """Index of a position without memory (placeholders); -1 in tables."""
 NULL_ENTRY: Final = -1
 """NULL_INDEX as tables hold it."""
-UNUSED_ENTRY: Final = 2**31 - 1
-"""Table entry of a column behind the end of a sequence."""
 
 
 def make_index(slot: int, is_secondary: bool = False) -> KVCacheIndex:

@@ -114,10 +114,6 @@ class WindowHistory:
         """Whether the window has a block in the tree at a node."""
         return 0 <= node < len(self._levels) and self._levels[node] > 0
 
-    def get_level(self, node: int) -> int:
-        """Tier of a present block."""
-        return self._levels[node] - 1
-
     def find_removal(self, node: int) -> Removal | None:
         """The last removal at a node, as of now; None if there was none."""
         if not 0 <= node < len(self._levels) or not self._removed_reason[node]:
