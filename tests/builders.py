@@ -40,7 +40,7 @@ def make_kv_cache_manager(
         "clock": FakeClock(),
     }
     settings.update(options)
-    return KVCacheManager(
+    return KVCacheManager.from_arguments(
         num_kv_heads_per_layer=[1] * len(blocks),
         size_per_head=1,
         blocks_per_window=blocks,

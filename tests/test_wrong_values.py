@@ -88,7 +88,7 @@ def manager_with(**options: Any) -> KVCacheManager:
         "max_attention_window_vec": [64],
         "max_sequence_length": 64,
     }
-    return KVCacheManager(**(settings | options))
+    return KVCacheManager.from_arguments(**(settings | options))
 
 
 def request_with(**options: Any) -> LlmRequest:

@@ -40,6 +40,7 @@ _NO_STREAM: Final = "no CUDA stream in the manager; the copy engine has its own"
 _MANAGER: Final = "trtkv.manager.kv_cache_manager:KVCacheManager."
 _PARTS: Final = "trtkv.window_block_manager."
 _POLICY: Final = "trtkv.eviction.eviction_policy:LRUEvictionPolicy."
+_SETTINGS: Final = "trtkv.records.cache_settings:"
 _FEW_HAVE_ONE: Final = "few blocks have one, so the eviction policy keeps it"
 _CONSTRUCTOR: Final = "done by the constructor"
 
@@ -124,22 +125,22 @@ BLOCK_MANAGER: Final = CppClass(
             "pure arithmetic",
         ),
         "isEnableIndexerKCache()": (
-            "trtkv.manager.block_manager:CacheSettings.indexer_k_cache",
+            _SETTINGS + "LayerSettings.indexer_k_cache",
             "a setting; None when off",
         ),
         "getIndexerKCacheQuantBlockSize()": (
-            "trtkv.manager.block_manager:CacheSettings.indexer_k_cache",
+            _SETTINGS + "LayerSettings.indexer_k_cache",
             "a setting; None when off",
         ),
         "getIndexerKCacheIndexHeadDim()": (
-            "trtkv.manager.block_manager:CacheSettings.indexer_k_cache",
+            _SETTINGS + "LayerSettings.indexer_k_cache",
             "a setting; None when off",
         ),
         "getIndexerKCacheUseFp4()": (
-            "trtkv.manager.block_manager:CacheSettings.indexer_k_cache",
+            _SETTINGS + "LayerSettings.indexer_k_cache",
             "a setting; None when off",
         ),
-        "isEnablePartialReuse()": ("trtkv.manager.block_manager:CacheSettings.enable_partial_reuse", "a setting"),
+        "isEnablePartialReuse()": (_SETTINGS + "ReuseSettings.enable_partial_reuse", "a setting"),
         "addSequenceBatch(..)": (_MANAGER + "add_sequence_batch", "all windows plan before any of them changes"),
         "allocateBlock(..)": (_PARTS + "sequences:SequenceBlocks.allocate_block", "asked at the window"),
         "storeBlocks(..)": (_PARTS + "storing:BlockStorer.store_blocks", "asked at the window"),
@@ -214,16 +215,19 @@ WINDOW_BLOCK_MANAGER: Final = CppClass(
     renamed={
         "allocatePools(..)": (_TENSORS + "allocate_pools", _MEMORY),
         "releasePools()": (_TENSORS + "release_pools", _MEMORY),
-        "isEnableIndexerKCache()": (_PARTS + "pools:IndexerKCacheSettings", "one record; None when off"),
+        "isEnableIndexerKCache()": (_SETTINGS + "IndexerKCacheSettings", "one record; None when off"),
         "getIndexerKCacheQuantBlockSize()": (
-            _PARTS + "pools:IndexerKCacheSettings.quant_block_size",
+            _SETTINGS + "IndexerKCacheSettings.quant_block_size",
             "one record; None when off",
         ),
         "getIndexerKCacheIndexHeadDim()": (
-            _PARTS + "pools:IndexerKCacheSettings.index_head_dim",
+            _SETTINGS + "IndexerKCacheSettings.index_head_dim",
             "one record; None when off",
         ),
-        "getIndexerKCacheUseFp4()": (_PARTS + "pools:IndexerKCacheSettings.use_fp4", "one record; None when off"),
+        "getIndexerKCacheUseFp4()": (
+            _SETTINGS + "IndexerKCacheSettings.use_fp4",
+            "one record; None when off",
+        ),
         "getDataType()": (_PARTS + "pools:WindowPools.dtype", "a field of the pools"),
         "getNumAllocTotalBlocks()": (_PARTS + "counters:BlockCounters.alloc_total", "one record of counters"),
         "getNumAllocNewBlocks()": (_PARTS + "counters:BlockCounters.alloc_new", "one record of counters"),

@@ -217,7 +217,7 @@ def make_manager(**options: object) -> KVCacheManager:
     settings: dict[str, object] = {"max_sequence_length": 64, "event_manager": KVCacheEventManager(1000)} | options
     windows = settings.pop("windows", {64: (16, 0)})
     assert isinstance(windows, dict)
-    return KVCacheManager([1] * len(windows), 4, 4, windows, 8, 1, list(windows), **settings)  # type: ignore[arg-type]
+    return KVCacheManager.from_arguments([1] * len(windows), 4, 4, windows, 8, 1, list(windows), **settings)  # type: ignore[arg-type]
 
 
 def serve(manager: KVCacheManager, request_id: int, tokens: list[int]) -> LlmRequest:

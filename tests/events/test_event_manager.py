@@ -33,7 +33,9 @@ def join(thread: threading.Thread) -> None:
 
 
 def make_manager(events: KVCacheEventManager | None, num_blocks: int = 16) -> KVCacheManager:
-    return KVCacheManager([1], 4, 4, {64: (num_blocks, 0)}, 4, 1, [64], max_sequence_length=64, event_manager=events)
+    return KVCacheManager.from_arguments(
+        [1], 4, 4, {64: (num_blocks, 0)}, 4, 1, [64], max_sequence_length=64, event_manager=events
+    )
 
 
 def serve(manager: KVCacheManager, request_id: int, tokens: list[int]) -> None:

@@ -60,7 +60,7 @@ def define_structs(array_like: bool) -> type:
 
 def make_stream() -> tuple[KVCacheManager, list[KVCacheEvent]]:
     """Full and partial blocks stored, moved to the host, and removed."""
-    manager = KVCacheManager(
+    manager = KVCacheManager.from_arguments(
         [1],
         4,
         4,

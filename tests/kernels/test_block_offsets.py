@@ -210,14 +210,16 @@ def make_manager(kind: str) -> KVCacheManager:
     sizes: dict[str, Any] = {"max_sequence_length": 32, "enable_partial_reuse": False}
     windows = {16: (40, 0), 32: (50, 0)}
     if kind == "head counts and windows":
-        return KVCacheManager([2, 1, 2, 4], 8, 4, windows, 8, 1, [16, 32], **sizes)
+        return KVCacheManager.from_arguments([2, 1, 2, 4], 8, 4, windows, 8, 1, [16, 32], **sizes)
     if kind == "keys only with index keys":
         sizes |= {"cache_type": CacheType.SELFKONLY, "enable_indexer_k_cache": True}
-        return KVCacheManager([1, 1], 8, 4, {32: (50, 0)}, 8, 1, [32], **sizes, indexer_k_cache_index_head_dim=128)
+        return KVCacheManager.from_arguments(
+            [1, 1], 8, 4, {32: (50, 0)}, 8, 1, [32], **sizes, indexer_k_cache_index_head_dim=128
+        )
     if kind == "nvfp4":
-        return KVCacheManager([2, 4], 32, 4, {32: (50, 0)}, 8, 1, [32], DataType.NVFP4, **sizes)
+        return KVCacheManager.from_arguments([2, 4], 32, 4, {32: (50, 0)}, 8, 1, [32], DataType.NVFP4, **sizes)
     linear = LinearAttentionMetadata(linear_layer_indices=[1], states_snapshot_interval=8)
     windows = {RECURRENT_STATES: (30, 0), 32: (50, 0)}
-    return KVCacheManager(
+    return KVCacheManager.from_arguments(
         [2, 2], 8, 4, windows, 8, 1, [32, RECURRENT_STATES], **sizes, linear_attention_metadata=linear
     )

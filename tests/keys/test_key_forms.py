@@ -222,7 +222,7 @@ def test_hashes_of_a_request_are_those_of_its_tokens(key_form: KeyForm) -> None:
     ],
 )
 def test_form_is_refused_where_tokens_are_needed(key_form: KeyForm, options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"key_form '{key_form.value}' does not go with .*{reason}"):
+    with pytest.raises(ConfigurationError, match=f"key_form '{key_form.value}' is incompatible with .*{reason}"):
         make_kv_cache_manager(16, **{"enable_partial_reuse": False, "key_form": key_form, **options})
 
 

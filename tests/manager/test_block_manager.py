@@ -38,7 +38,7 @@ def make_manager(**options: Any) -> KVCacheManager:
         "max_attention_window_vec": [64, 64, 8],
         "max_sequence_length": 64,
     }
-    return KVCacheManager(**(settings | options))
+    return KVCacheManager.from_arguments(**(settings | options))
 
 
 # -- windows, layers, pools -------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def test_ids_belong_to_a_window_so_that_pins_need_one() -> None:
         ({"max_sequence_length": 0}, ConfigurationError, "max_sequence_length is 0"),
         ({"max_beam_width": 0}, ConfigurationError, "max_beam_width is 0"),
         ({"num_kv_heads_per_layer": []}, ConfigurationError, "num_kv_heads_per_layer is empty"),
-        ({"max_attention_window_vec": []}, ConfigurationError, "the list of attention windows is empty"),
+        ({"max_attention_window_vec": []}, ConfigurationError, "max_attention_window_vec is empty"),
         ({"max_attention_window_vec": [64, 0]}, ConfigurationError, "attention window is 0 tokens"),
         ({"max_attention_window_vec": [-7]}, ConfigurationError, "attention window is -7 tokens"),
         ({"blocks_per_window": {64: (0, 4), 8: (6, 0)}}, ConfigurationError, "window 64 has 0 primary blocks"),

@@ -435,7 +435,9 @@ def test_plain_facts_about_the_manager() -> None:
 
 
 def test_table_holds_the_slots_of_keys_and_values_for_each_pool() -> None:
-    manager = KVCacheManager([1, 1, 2], 8, 4, {64: (10, 0), 8: (10, 0)}, 4, 2, [64, 64, 8], max_sequence_length=64)
+    manager = KVCacheManager.from_arguments(
+        [1, 1, 2], 8, 4, {64: (10, 0), 8: (10, 0)}, 4, 2, [64, 64, 8], max_sequence_length=64
+    )
     serve(manager, make_request(9, [7] * 9))
     add(manager, make_request(1, 6, beam_width=2))
     table = np.full((2, 4, 2, 16), -9, dtype=np.int32)

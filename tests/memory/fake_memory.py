@@ -58,7 +58,7 @@ class FakeMemoryProgram:
         self._windows = rng.choice([(MAX_LENGTH,), (MAX_LENGTH,), (8, MAX_LENGTH), (7,), (6, 13, MAX_LENGTH)])
         heads = [rng.choice([1, 2]) for _ in range(3)]
         self._clock = 0
-        self._manager = KVCacheManager(
+        self._manager = KVCacheManager.from_arguments(
             heads,
             4,
             self._tpb,

@@ -52,13 +52,13 @@ def test_bytes_given_become_blocks_of_the_one_window() -> None:
 
 
 def test_the_cache_type_of_the_settings_goes_before_the_models() -> None:
-    assert memory.resolve_cache_dtype(make_config(), make_model(dtype="bf16")) is DataType.BF16
+    assert make_config().resolve_dtype(make_model(dtype="bf16")) is DataType.BF16
     assert count_blocks(make_config(dtype="fp8"), make_model(), 64 * 20) == {64: (40, 0)}
 
 
 def test_windows_are_repeated_over_the_layers_and_cut_to_the_longest_sequence() -> None:
     config = make_config(max_attention_window=[16, 1000])
-    assert memory.resolve_attention_windows(config, make_model(num_layers=3)) == [16, 64, 16]
+    assert config.resolve_attention_windows(make_model(num_layers=3)) == [16, 64, 16]
     assert count_blocks(config, make_model(), 64 * 40) == {16: (40, 0), 64: (40, 0)}
 
 
@@ -66,7 +66,7 @@ def test_layers_with_recurrent_states_have_their_own_window() -> None:
     model = make_model(
         linear_layer_indices=[0], linear_attention_metadata=LinearAttentionMetadata(all_recurrent_states_bytes=64)
     )
-    assert memory.resolve_attention_windows(make_config(), model) == [RECURRENT_STATES, 64]
+    assert make_config().resolve_attention_windows(model) == [RECURRENT_STATES, 64]
     assert count_blocks(make_config(), model, 64 * 40) == {RECURRENT_STATES: (20, 0), 64: (40, 0)}
 
 

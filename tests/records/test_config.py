@@ -22,7 +22,7 @@ PUBLIC_DEFAULTS: dict[str, Any] = {
     "free_gpu_memory_fraction": 0.9,
     "host_cache_size": None,
     "cross_kv_cache_fraction": None,
-    "secondary_offload_min_priority": 35,
+    "secondary_offload_min_priority": 30,
     "event_buffer_max_size": 0,
     "attention_dp_events_gather_period_ms": 5,
     "kv_events_config": None,

@@ -33,7 +33,7 @@ def make_manager(num_blocks: int = 32, num_secondary: int = 0, **options: Any) -
     settings: dict[str, Any] = {"max_sequence_length": WINDOW, "max_beam_width": 4}
     settings |= options
     beam_width = settings.pop("max_beam_width")
-    return KVCacheManager(
+    return KVCacheManager.from_arguments(
         [1] * len(windows),
         1,
         TOKENS_PER_BLOCK,
@@ -482,11 +482,11 @@ def test_counts_of_blocks_and_tokens() -> None:
 
 def test_with_several_windows_the_smallest_pool_counts_and_beside_recurrent_states_the_other() -> None:
     several = KVCacheResourceManager(
-        KVCacheManager([1, 1], 1, 4, {16: (5, 0), 64: (9, 0)}, 4, 1, [16, 64], max_sequence_length=64)
+        KVCacheManager.from_arguments([1, 1], 1, 4, {16: (5, 0), 64: (9, 0)}, 4, 1, [16, 64], max_sequence_length=64)
     )
     assert (several.get_max_resource_count(), several.get_num_free_blocks()) == (5, 5)
     hybrid = KVCacheResourceManager(
-        KVCacheManager(
+        KVCacheManager.from_arguments(
             [1, 1],
             1,
             4,

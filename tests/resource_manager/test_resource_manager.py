@@ -61,7 +61,7 @@ class PlainManager(BaseResourceManager):
 
 
 def make_kv_cache(num_blocks: int = 8, cache_type: CacheType = CacheType.SELF) -> KVCacheResourceManager:
-    manager = KVCacheManager(
+    manager = KVCacheManager.from_arguments(
         [1],
         1,
         4,

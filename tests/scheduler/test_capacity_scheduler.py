@@ -292,7 +292,7 @@ def test_a_request_without_encoder_tokens_is_no_error_unless_recorded_behaviour_
 
 def make_manager(num_blocks: int) -> KVCacheManager:
     """One window of 64 tokens in blocks of 4."""
-    return KVCacheManager([1], 1, 4, {64: (num_blocks, 0)}, 8, 4, [64], max_sequence_length=64)
+    return KVCacheManager.from_arguments([1], 1, 4, {64: (num_blocks, 0)}, 8, 4, [64], max_sequence_length=64)
 
 
 @pytest.mark.parametrize("policy", list(CapacitySchedulerPolicy))

@@ -25,7 +25,7 @@ UNSET = -77
 def make_heads_manager(num_kv_heads: list[int], windows: list[int], **options) -> KVCacheManager:
     """A manager with one head count and one window per layer."""
     settings = {"tokens_per_block": 4, "max_num_sequences": 8, "max_beam_width": 3, "max_sequence_length": 64}
-    return KVCacheManager(
+    return KVCacheManager.from_arguments(
         num_kv_heads,
         16,
         blocks_per_window=dict.fromkeys(windows, (16, 0)),

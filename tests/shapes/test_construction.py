@@ -99,14 +99,14 @@ def without_window(window: int) -> dict[int, tuple[int, int]]:
     ],
 )
 def test_settings_that_cannot_work_are_refused(base, changes, message):
-    KVCacheManager(**base)
+    KVCacheManager.from_arguments(**base)
     with pytest.raises(ConfigurationError, match=message):
-        KVCacheManager(**(base | changes))
+        KVCacheManager.from_arguments(**(base | changes))
 
 
 def test_a_window_without_blocks_is_named():
     with pytest.raises(UnknownIdError, match=r"no entry for window 8; it has \[64\]"):
-        KVCacheManager(**(PLAIN | {"max_attention_window_vec": [64, 8]}))
+        KVCacheManager.from_arguments(**(PLAIN | {"max_attention_window_vec": [64, 8]}))
 
 
 def test_an_event_buffer_without_room_is_refused():
@@ -116,14 +116,14 @@ def test_an_event_buffer_without_room_is_refused():
 
 def test_settings_are_checked_in_compatibility_mode_as_well():
     with pytest.raises(ConfigurationError, match="sink tokens"):
-        KVCacheManager(**PLAIN, sink_token_length=1, compatibility=True)
+        KVCacheManager.from_arguments(**PLAIN, sink_token_length=1, compatibility=True)
 
 
 # -- windows and layers -----------------------------------------------------------------------------------
 
 
 def test_windows_repeat_over_the_layers():
-    manager = KVCacheManager(
+    manager = KVCacheManager.from_arguments(
         **(
             PLAIN
             | {
@@ -144,7 +144,7 @@ def test_windows_repeat_over_the_layers():
 
 
 def test_one_pool_per_head_count_in_each_window_smallest_count_first():
-    manager = KVCacheManager(
+    manager = KVCacheManager.from_arguments(
         **(
             PLAIN
             | {
@@ -169,11 +169,11 @@ def test_one_pool_per_head_count_in_each_window_smallest_count_first():
 def test_different_heads_in_different_windows_are_variable_heads():
     """Even where each window has one count."""
     options = {"num_kv_heads_per_layer": [1, 2], "blocks_per_window": {64: (8, 0), 8: (6, 0)}}
-    assert KVCacheManager(**(PLAIN | options | {"max_attention_window_vec": [64, 8]})).is_variable_gqa
+    assert KVCacheManager.from_arguments(**(PLAIN | options | {"max_attention_window_vec": [64, 8]})).is_variable_gqa
 
 
 def test_head_size_and_type_may_differ_by_window():
-    manager = KVCacheManager(
+    manager = KVCacheManager.from_arguments(
         **(
             PLAIN
             | {
@@ -194,14 +194,14 @@ def test_head_size_and_type_may_differ_by_window():
 
 
 def test_keys_only_pools_have_half_the_bytes():
-    both = KVCacheManager(**PLAIN).block_manager
-    keys = KVCacheManager(**PLAIN, cache_type=CacheType.SELFKONLY).block_manager
+    both = KVCacheManager.from_arguments(**PLAIN).block_manager
+    keys = KVCacheManager.from_arguments(**PLAIN, cache_type=CacheType.SELFKONLY).block_manager
     assert keys.pools[0].primary_shape == (8, 2, 1, 64)
     assert both.primary_pool_bytes == 2 * keys.primary_pool_bytes
 
 
 def test_scales_and_index_keys_have_pools_beside_the_others():
-    manager = KVCacheManager(
+    manager = KVCacheManager.from_arguments(
         **(PLAIN | {"num_kv_heads_per_layer": [1, 4]}),
         dtype=DataType.NVFP4,
         enable_indexer_k_cache=True,
@@ -227,7 +227,7 @@ def test_scales_and_index_keys_have_pools_beside_the_others():
 
 
 def test_states_come_first_and_layer_by_layer():
-    manager = KVCacheManager(**(HYBRID | {"num_kv_heads_per_layer": [1, 1, 1]}))
+    manager = KVCacheManager.from_arguments(**(HYBRID | {"num_kv_heads_per_layer": [1, 1, 1]}))
     states, attention = manager.block_manager.pools
     assert states.primary_shape == (1, 4, 1, 32)  # 64 bytes of half precision
     assert states.layer_first_layout
@@ -236,17 +236,17 @@ def test_states_come_first_and_layer_by_layer():
 
 
 def test_placeholders_are_as_many_as_full_attention_has_blocks():
-    manager = KVCacheManager(**HYBRID)
+    manager = KVCacheManager.from_arguments(**HYBRID)
     windows = manager.block_manager.window_block_managers
     assert windows[RECURRENT_STATES].num_placeholder_blocks == 8
     assert windows[64].num_placeholder_blocks == 0
     own = HYBRID | {"linear_attention_metadata": LinearAttentionMetadata(num_placeholder_blocks=3)}
-    windows = KVCacheManager(**own).block_manager.window_block_managers
+    windows = KVCacheManager.from_arguments(**own).block_manager.window_block_managers
     assert windows[RECURRENT_STATES].num_placeholder_blocks == 3
 
 
 def test_tables_are_as_wide_as_the_longest_sequence():
-    manager = KVCacheManager(
+    manager = KVCacheManager.from_arguments(
         **(PLAIN | {"blocks_per_window": {8: (8, 0), 64: (8, 0)}, "max_attention_window_vec": [8, 64]})
     )
     assert {window: data.max_blocks_per_seq for window, data in manager.window_sizes_metadata.items()} == {
@@ -259,7 +259,7 @@ def test_tables_are_as_wide_as_the_longest_sequence():
 
 def test_offsets_that_do_not_fit_32_bits_are_refused_when_they_are_asked_for():
     """A simulation may have such a pool; a table of it would be wrong."""
-    manager = KVCacheManager(
+    manager = KVCacheManager.from_arguments(
         **(PLAIN | {"num_kv_heads_per_layer": [1] * 1024, "blocks_per_window": {64: (2**20 + 1, 0)}})
     )
     add(manager, make_request(0, 5))

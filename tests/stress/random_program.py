@@ -70,7 +70,7 @@ class RandomProgram:
         self.clock = FakeClock()
         windows = list(self.shape.blocks_per_window)
         linear = LinearAttentionMetadata(states_snapshot_interval=2 * self.shape.tokens_per_block)
-        self.manager = KVCacheManager(
+        self.manager = KVCacheManager.from_arguments(
             [1] * len(windows),
             4,
             self.shape.tokens_per_block,

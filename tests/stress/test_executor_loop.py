@@ -26,7 +26,7 @@ def make_loop(
     windows = options.pop("windows", [LONGEST + 16])
     num_blocks = options.pop("num_blocks", 24)
     num_drafts = options.pop("num_drafts", 0)
-    manager = KVCacheManager(
+    manager = KVCacheManager.from_arguments(
         [1] * len(windows),
         1,
         TOKENS_PER_BLOCK,

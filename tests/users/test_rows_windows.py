@@ -245,7 +245,7 @@ def share_memory(num_bytes: int, **options) -> dict[int, tuple[int, int]]:
 
 
 def build(blocks: dict[int, tuple[int, int]]) -> KVCacheManager:
-    return KVCacheManager(HEADS, 16, 4, blocks, 4, 1, WINDOWS, max_sequence_length=FULL)
+    return KVCacheManager.from_arguments(HEADS, 16, 4, blocks, 4, 1, WINDOWS, max_sequence_length=FULL)
 
 
 @pytest.mark.parametrize("shares", [None, "0.25,0.75"])

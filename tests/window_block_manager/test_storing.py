@@ -13,7 +13,7 @@ from trtkv.records.llm_request import LlmRequestState
 
 
 def make_manager(window: int, num_blocks: int = 16, *, compatibility: bool = False) -> KVCacheManager:
-    return KVCacheManager(
+    return KVCacheManager.from_arguments(
         [1], 4, 4, {window: (num_blocks, 0)}, 8, 1, [window], max_sequence_length=64, compatibility=compatibility
     )
 
@@ -174,7 +174,7 @@ def test_unpinning_is_all_or_nothing() -> None:
 
 
 def test_block_overwritten_by_an_offload_leaves_the_tree() -> None:
-    manager = KVCacheManager([1], 4, 4, {64: (4, 1)}, 8, 1, [64], max_sequence_length=64)
+    manager = KVCacheManager.from_arguments([1], 4, 4, {64: (4, 1)}, 8, 1, [64], max_sequence_length=64)
     for request_id, tokens in ((1, range(5)), (2, range(50, 55))):
         request = LlmRequest(request_id, tokens, 4)
         add(manager, request)

@@ -37,7 +37,7 @@ class BenchSystem:
             block_key.load_compiled_hash = lambda: None
         elif self._has_events:
             block_key.mix_tokens(b"\0\0\0\0", 0)  # compiled before anything is timed
-        self._manager = KVCacheManager(
+        self._manager = KVCacheManager.from_arguments(
             [1],
             1,
             width,

@@ -20,9 +20,12 @@ from trtkv.common import (
 )
 from trtkv.errors import LogicError, OutOfBlocksError, check
 from trtkv.records.kv_cache_index import SECONDARY_POOL_FLAG
-from trtkv.records.retention_config import DEFAULT_RETENTION_PRIORITY, MAX_RETENTION_PRIORITY
+from trtkv.records.retention_config import (
+    DEFAULT_RETENTION_PRIORITY,
+    DEFAULT_SECONDARY_OFFLOAD_MIN_PRIORITY,
+    MAX_RETENTION_PRIORITY,
+)
 
-DEFAULT_SECONDARY_OFFLOAD_MIN_PRIORITY: Final = 30
 _MADE_TOGETHER: Final = 1024
 """Block objects made at a time, in about a third of a millisecond."""
 _NUM_LEVELS: Final = 3

@@ -6,10 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from trtkv.common import CacheType, WindowSize
+from trtkv.common import WindowSize
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.executor.model_spec import ModelSpec
 from trtkv.manager.kv_cache_manager import KVCacheManager
+from trtkv.records.cache_settings import (
+    CacheSettings,
+    LayerSettings,
+    ReuseSettings,
+    SequenceLimits,
+    WindowsSettings,
+)
 from trtkv.scheduler.scheduler_config import CapacitySchedulerPolicy, ChunkingPolicy
 from trtkv.transfers.copy_engine import CopyEngine
 from trtkv.transfers.torch_copy_engine import TorchCopyEngine
@@ -64,28 +71,27 @@ def create_kv_cache_manager(
     def blocks(numbers: int | Mapping[int | None, int], model_window: int | None) -> int:
         return numbers if isinstance(numbers, int) else numbers[model_window]
 
+    windows = [config.get_window(window) for window in spec.attention_windows]
+    settings = CacheSettings(
+        tokens_per_block=config.tokens_per_block,
+        layers=LayerSettings(spec.num_kv_heads_per_layer, spec.head_dim, spec.pool_dtype),
+        windows=WindowsSettings(
+            windows,
+            {
+                window: (
+                    blocks(config.num_primary_blocks, model_window),
+                    blocks(config.num_secondary_blocks, model_window),
+                )
+                for window, model_window in zip(windows, spec.attention_windows, strict=True)
+            },
+        ),
+        limits=SequenceLimits(config.max_sequence_length, config.max_batch_size, config.max_beam_width),
+        reuse=ReuseSettings(config.enable_block_reuse, config.enable_partial_reuse, config.copy_on_partial_reuse),
+    )
     manager = KVCacheManager(
-        spec.num_kv_heads_per_layer,
-        spec.head_dim,
-        config.tokens_per_block,
-        {
-            config.get_window(window): (
-                blocks(config.num_primary_blocks, window),
-                blocks(config.num_secondary_blocks, window),
-            )
-            for window in spec.attention_windows
-        },
-        config.max_batch_size,
-        config.max_beam_width,
-        [config.get_window(window) for window in spec.attention_windows],
-        spec.pool_dtype,
-        max_sequence_length=config.max_sequence_length,
-        enable_block_reuse=config.enable_block_reuse,
-        cache_type=CacheType.SELF,
-        event_manager=event_manager,
-        enable_partial_reuse=config.enable_partial_reuse,
-        copy_on_partial_reuse=config.copy_on_partial_reuse,
+        settings,
         copy_engine=TorchCopyEngine() if copy_engine is None else copy_engine,
+        event_manager=event_manager,
     )
     manager.allocate_pools(config.device, config.kv_layout)
     return manager

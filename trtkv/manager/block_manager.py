@@ -3,67 +3,39 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 from trtkv.blocks.block_listener import BlockListener
 from trtkv.blocks.generation_request import GenerationRequest
 from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.blocks.radix_block_tree import UnifiedBlockTree
-from trtkv.checks import check_count, check_integer
+from trtkv.checks import check_integer
 from trtkv.common import (
-    MAX_INT32,
     RECURRENT_STATES,
     BlockId,
-    BlocksPerWindow,
     CacheType,
-    DataType,
     KeyForm,
     KvCacheTransferMode,
-    Priority,
     RequestId,
     WindowSize,
     ceil_div,
 )
-from trtkv.errors import ConfigurationError, InvalidInputError, UnknownIdError
+from trtkv.errors import InvalidInputError, UnknownIdError
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheCreatedData, KVCacheEvent
 from trtkv.keys.block_key import PackedKey
 from trtkv.pools.capacity_estimation import group_layers_by_window_size
 from trtkv.pools.kv_cache_block_pool import KVCacheBlockPool
+from trtkv.records.cache_settings import CacheSettings, refuse_key_form
 from trtkv.records.linear_attention import LinearAttentionMetadata
 from trtkv.records.llm_request import LlmRequest
-from trtkv.records.retention_config import MAX_RETENTION_PRIORITY, MIN_RETENTION_PRIORITY
 from trtkv.records.stats import KvCacheIterationStats
 from trtkv.records.window_size_metadata import PoolConfiguration, PrefixReuseSummary, WindowSizeMetadata
 from trtkv.transfers.copy_engine import CopyEngine
 from trtkv.window_block_manager import WindowBlockManager
-from trtkv.window_block_manager.pools import IndexerKCacheSettings
 from trtkv.window_block_manager.sequences import write_slot_at
 from trtkv.window_block_manager.settings import WindowSettings
-
-
-class CacheSettings(NamedTuple):
-    """Everything a BlockManager is built from, apart from engines, clock and event manager."""
-
-    num_kv_heads_per_layer: Sequence[int]
-    size_per_head: int
-    tokens_per_block: int
-    blocks_per_window: BlocksPerWindow
-    max_sequence_length: int
-    max_attention_window_vec: Sequence[WindowSize]
-    dtype: DataType
-    cache_type: CacheType = CacheType.SELF
-    secondary_offload_min_priority: Priority | None = None
-    enable_partial_reuse: bool = True
-    copy_on_partial_reuse: bool = True
-    indexer_k_cache: IndexerKCacheSettings | None = None
-    linear_attention_metadata: LinearAttentionMetadata | None = None
-    pool_configurations: Sequence[PoolConfiguration] = ()
-    compatibility: bool = False
-    hash_map_order: bool = False
-    key_form: KeyForm = KeyForm.TOKENS
 
 
 class BlockManager:
@@ -81,21 +53,23 @@ class BlockManager:
         clock: Callable[[], int],
         listener: BlockListener | None = None,
     ) -> None:
-        _check_settings(settings)
-        _check_key_form(settings, event_manager is not None)
+        if event_manager is not None and settings.reuse.key_form is KeyForm.DIGESTS:
+            refuse_key_form(settings.reuse.key_form, "an event manager")
         self.settings = settings
         self._event_manager = event_manager
         self._listener = listener
-        self.num_layers = len(settings.num_kv_heads_per_layer)
-        self.lookup_tree = UnifiedBlockTree(settings.hash_map_order, settings.key_form)
-        layers_per_window = group_layers_by_window_size(settings.max_attention_window_vec, self.num_layers)
-        self._layer_to_window_size = {layer: window for window, layers in layers_per_window.items() for layer in layers}
+        layers = settings.layers
+        self.num_layers = len(layers.num_kv_heads_per_layer)
+        self.lookup_tree = UnifiedBlockTree(settings.hash_map_order, settings.reuse.key_form)
+        layers_per_window = group_layers_by_window_size(settings.windows.max_attention_window_vec, self.num_layers)
+        self._layer_to_window_size = {layer: window for window, found in layers_per_window.items() for layer in found}
         self.is_variable_window = len(layers_per_window) > 1
-        self.is_variable_gqa = len(set(settings.num_kv_heads_per_layer)) > 1
-        windows = sorted(layers_per_window)
+        self.is_variable_gqa = len(set(layers.num_kv_heads_per_layer)) > 1
         self.window_block_managers: dict[WindowSize, WindowBlockManager] = {
-            window: self._create_window(window, len(windows) - 1 - index, layers_per_window[window], copy_engine, clock)
-            for index, window in enumerate(windows)
+            window: self._create_window(
+                window, len(layers_per_window) - 1 - index, layers_per_window[window], copy_engine, clock
+            )
+            for index, window in enumerate(layers_per_window)
         }
         self.window_sizes_metadata = self._create_metadata()
         self._pools: list[KVCacheBlockPool] = [
@@ -111,67 +85,50 @@ class BlockManager:
         clock: Callable[[], int],
     ) -> WindowBlockManager:
         settings = self.settings
-        num_primary, num_secondary = self._blocks_of(window_size)
-        is_recurrent = window_size == RECURRENT_STATES
-        linear = settings.linear_attention_metadata if is_recurrent else None
-        if is_recurrent and linear is None:
-            raise ConfigurationError("a recurrent window needs linear_attention_metadata; give the sizes of its states")
-        configuration = {entry.window_size: entry for entry in settings.pool_configurations}.get(window_size)
+        num_primary, num_secondary = settings.windows.get_blocks(window_size)
+        linear = settings.layers.linear_attention_metadata if window_size == RECURRENT_STATES else None
+        configurations = {entry.window_size: entry for entry in settings.windows.pool_configurations}
+        own = configurations.get(window_size)
         return WindowBlockManager(
             WindowSettings(
                 window_size=window_size,
                 channel=channel,
-                num_channels=len(set(self._layer_to_window_size.values())),
+                num_channels=len(settings.windows_in_use),
                 tokens_per_block=settings.tokens_per_block,
-                is_swa=0 <= window_size < settings.max_sequence_length,
-                cache_type=settings.cache_type,
+                is_swa=0 <= window_size < settings.limits.max_sequence_length,
+                cache_type=settings.layers.cache_type,
                 num_primary_blocks=num_primary,
                 num_secondary_blocks=num_secondary,
                 num_placeholder_blocks=0 if linear is None else self._num_placeholders(linear),
-                enable_partial_reuse=settings.enable_partial_reuse,
-                copy_on_partial_reuse=settings.copy_on_partial_reuse,
+                enable_partial_reuse=settings.reuse.enable_partial_reuse,
+                copy_on_partial_reuse=settings.reuse.copy_on_partial_reuse,
                 linear_attention_metadata=linear,
-                key_form=settings.key_form,
+                key_form=settings.reuse.key_form,
                 compatibility=settings.compatibility,
             ),
             layers,
-            settings.num_kv_heads_per_layer,
-            settings.size_per_head if configuration is None else configuration.size_per_head,
-            settings.dtype if configuration is None else configuration.dtype,
+            settings.layers.num_kv_heads_per_layer,
+            settings.layers.size_per_head if own is None else own.size_per_head,
+            settings.layers.dtype if own is None else own.dtype,
             self.lookup_tree,
             copy_engine,
             self._event_manager,
             clock,
-            settings.secondary_offload_min_priority,
-            settings.indexer_k_cache,
+            settings.eviction.secondary_offload_min_priority,
+            settings.layers.indexer_k_cache,
             self._listener,
         )
-
-    def _blocks_of(self, window_size: WindowSize) -> tuple[int, int]:
-        try:
-            num_primary, num_secondary = self.settings.blocks_per_window[window_size]
-        except KeyError:
-            raise UnknownIdError(
-                f"blocks_per_window has no entry for window {window_size}; "
-                f"it has {sorted(self.settings.blocks_per_window)}"
-            ) from None
-        for number, what, least in ((num_primary, "primary", 1), (num_secondary, "secondary", 0)):
-            name = f"the number of {what} blocks of window {window_size}"
-            check_integer(name, number, most=MAX_INT32, error=ConfigurationError)
-            if number < least:
-                raise ConfigurationError(f"window {window_size} has {number} {what} blocks; give it at least {least}")
-        return num_primary, num_secondary
 
     def _num_placeholders(self, linear: LinearAttentionMetadata) -> int:
         if linear.num_placeholder_blocks is not None:
             return linear.num_placeholder_blocks
-        return self._blocks_of(self.settings.max_sequence_length)[0]
+        return self.settings.windows.get_blocks(self.settings.limits.max_sequence_length)[0]
 
     def _create_metadata(self) -> dict[WindowSize, WindowSizeMetadata]:
         result = {}
         offset = 0
         for window_size, manager in self.window_block_managers.items():
-            max_token_num = max(window_size, self.settings.max_sequence_length)
+            max_token_num = max(window_size, self.settings.limits.max_sequence_length)
             num_pools = manager.pools.get_num_pools()
             result[window_size] = WindowSizeMetadata(
                 manager.num_primary_blocks,
@@ -213,12 +170,12 @@ class BlockManager:
     @property
     def cache_type(self) -> CacheType:
         """What the cache holds."""
-        return self.settings.cache_type
+        return self.settings.layers.cache_type
 
     @property
     def linear_attention_metadata(self) -> LinearAttentionMetadata | None:
         """Sizes of recurrent states, if there are any."""
-        return self.settings.linear_attention_metadata
+        return self.settings.layers.linear_attention_metadata
 
     @property
     def first_window_size(self) -> WindowSize:
@@ -402,7 +359,7 @@ class BlockManager:
         Dummy requests, several beams and models with recurrent states store nothing here.
         """
         if request is not None and (
-            request.is_dummy_request or sequence.beam_width > 1 or self.settings.linear_attention_metadata is not None
+            request.is_dummy_request or sequence.beam_width > 1 or self.linear_attention_metadata is not None
         ):
             request = None
         for manager in self.window_block_managers.values():
@@ -482,7 +439,7 @@ class BlockManager:
 
     def reset_reuse_state(self) -> None:
         """Forget everything cached: an empty tree for all windows."""
-        self.lookup_tree = UnifiedBlockTree(self.settings.hash_map_order, self.settings.key_form)
+        self.lookup_tree = UnifiedBlockTree(self.settings.hash_map_order, self.settings.reuse.key_form)
         for manager in self.window_block_managers.values():
             manager.reset_reuse_state(self.lookup_tree)
 
@@ -546,98 +503,3 @@ class BlockManager:
     def verify_queue_integrity(self, window_size: WindowSize) -> bool:
         """Whether a window's queues are sound."""
         return self.get_window_block_manager(window_size).verify_queue_integrity()
-
-
-def _check_key_form(settings: CacheSettings, has_events: bool) -> None:
-    if settings.key_form is KeyForm.TOKENS:
-        return
-    reasons = {"a cross cache": settings.cache_type is CacheType.CROSS}
-    if settings.key_form is KeyForm.DIGESTS:
-        reasons |= {
-            "partial reuse": settings.enable_partial_reuse,
-            "an event manager": has_events,
-            "hash-map order": settings.hash_map_order,
-        }
-    found = [name for name, applies in reasons.items() if applies]
-    if found:
-        raise ConfigurationError(
-            f"key_form {settings.key_form.value!r} does not go with {' or '.join(found)}, which need the tokens of "
-            "blocks; choose one or the other"
-        )
-
-
-def _check_settings(settings: CacheSettings) -> None:
-    linear = settings.linear_attention_metadata
-    check_count("tokens_per_block", settings.tokens_per_block, 1, error=ConfigurationError)
-    check_count("max_sequence_length", settings.max_sequence_length, 1, error=ConfigurationError)
-    if not settings.num_kv_heads_per_layer:
-        raise ConfigurationError("num_kv_heads_per_layer is empty; give one entry per layer")
-    for window_size in settings.max_attention_window_vec:
-        if window_size != RECURRENT_STATES:
-            check_integer("attention window", window_size, error=ConfigurationError)
-            if window_size < 1:
-                raise ConfigurationError(f"attention window is {window_size} tokens; give at least 1")
-    entries: Mapping[WindowSize, object] = settings.blocks_per_window
-    for window_size, counts in entries.items():
-        if not isinstance(counts, Sequence) or len(counts) != 2:
-            raise ConfigurationError(
-                f"blocks_per_window has {counts!r} for window {window_size}; give (primary, secondary) blocks"
-            )
-    if linear is not None:
-        if settings.enable_partial_reuse:
-            raise ConfigurationError("recurrent states cannot be reused in part; set enable_partial_reuse=False")
-        if linear.states_snapshot_interval < 0 or (linear.num_placeholder_blocks or 0) < 0:
-            raise ConfigurationError(
-                f"states_snapshot_interval {linear.states_snapshot_interval} or num_placeholder_blocks "
-                f"{linear.num_placeholder_blocks} is negative; give 0 or more"
-            )
-        if linear.states_snapshot_interval % settings.tokens_per_block:
-            raise ConfigurationError(
-                f"states_snapshot_interval {linear.states_snapshot_interval} is no multiple of "
-                f"tokens_per_block {settings.tokens_per_block}"
-            )
-        if settings.max_sequence_length not in settings.blocks_per_window:
-            raise ConfigurationError(
-                f"recurrent states need a full-attention window of max_sequence_length "
-                f"{settings.max_sequence_length} beside them; windows are {sorted(settings.blocks_per_window)}"
-            )
-        if linear.all_recurrent_states_bytes < 1:
-            raise ConfigurationError(
-                f"all_recurrent_states_bytes is {linear.all_recurrent_states_bytes}; give the bytes of a layer's states"
-            )
-    _check_shapes(settings)
-    _check_unique(entry.window_size for entry in settings.pool_configurations)
-
-
-def _check_shapes(settings: CacheSettings) -> None:
-    """Sizes that pools and their tables are made from."""
-    for layer, num_heads in enumerate(settings.num_kv_heads_per_layer):
-        check_integer(f"the number of KV heads of layer {layer}", num_heads, error=ConfigurationError)
-        if num_heads < 1:
-            raise ConfigurationError(f"layer {layer} has {num_heads} KV heads; give at least 1")
-    for size_per_head in (settings.size_per_head, *(entry.size_per_head for entry in settings.pool_configurations)):
-        check_count("size_per_head", size_per_head, 1, error=ConfigurationError)
-    indexer = settings.indexer_k_cache
-    if indexer is not None and (indexer.quant_block_size < 1 or indexer.index_head_dim < 0):
-        raise ConfigurationError(
-            f"index keys have head size {indexer.index_head_dim} and {indexer.quant_block_size} elements per scale; "
-            "give at least 0 and 1"
-        )
-    priority = settings.secondary_offload_min_priority
-    if priority is not None:
-        limits = (MIN_RETENTION_PRIORITY, MAX_RETENTION_PRIORITY)
-        check_integer("secondary_offload_min_priority", priority, *limits, error=ConfigurationError)
-    unknown = {entry.window_size for entry in settings.pool_configurations} - set(settings.max_attention_window_vec)
-    if unknown and not settings.compatibility:
-        raise ConfigurationError(
-            f"pool_configurations name windows {sorted(unknown)}, no layer has them; "
-            f"windows are {sorted(set(settings.max_attention_window_vec))}"
-        )
-
-
-def _check_unique(window_sizes: Iterable[WindowSize]) -> None:
-    seen: set[WindowSize] = set()
-    for window_size in window_sizes:
-        if window_size in seen:
-            raise ConfigurationError(f"window {window_size} has two pool configurations; give one per window")
-        seen.add(window_size)

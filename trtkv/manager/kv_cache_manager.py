@@ -6,12 +6,12 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from trtkv.blocks.block_listener import BlockListener
 from trtkv.blocks.generation_request import GenerationRequest, find_sequence
 from trtkv.blocks.kv_cache_block import KVCacheBlock
-from trtkv.checks import check_count, check_integer, check_member
+from trtkv.checks import check_count, check_integer
 from trtkv.common import BlockId, CacheType, DataType, KeyForm, Priority, RequestId, TokenId, WindowSize
 from trtkv.errors import ConfigurationError, InvalidInputError, UnknownIdError
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
@@ -26,14 +26,23 @@ from trtkv.keys.block_key import (
     hash_key_chain,
 )
 from trtkv.manager.behaviour import choose_classes
-from trtkv.manager.block_manager import BlockManager, CacheSettings
+from trtkv.manager.block_manager import BlockManager
 from trtkv.manager.offset_table_writer import OffsetTableWriter
 from trtkv.manager.sequence_admission import KvCacheConnectorManager, RequestInfo, check_same_request
 from trtkv.pools import capacity_estimation
 from trtkv.pools.pool_tensors import PoolTensors
+from trtkv.records.cache_settings import (
+    CacheSettings,
+    EvictionSettings,
+    IndexerKCacheSettings,
+    LayerSettings,
+    ReuseSettings,
+    SequenceLimits,
+    WindowsSettings,
+)
 from trtkv.records.linear_attention import LinearAttentionMetadata
 from trtkv.records.llm_request import LlmRequest, to_token_array
-from trtkv.records.retention_config import DEFAULT_RETENTION_PRIORITY
+from trtkv.records.retention_config import DEFAULT_RETENTION_PRIORITY, DEFAULT_SECONDARY_OFFLOAD_MIN_PRIORITY
 from trtkv.records.stats import KvCacheIterationStats, KvCacheStats
 from trtkv.records.window_size_metadata import (
     OffsetTableDimensions,
@@ -42,36 +51,84 @@ from trtkv.records.window_size_metadata import (
     WindowSizeMetadata,
 )
 from trtkv.transfers.copy_engine import CopyEngine, NullCopyEngine
-from trtkv.window_block_manager.pools import IndexerKCacheSettings
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["KVCacheManager", "KvCacheConnectorManager", "RequestInfo"]
 
+_NO_SETTINGS: Final = cast(CacheSettings, None)  # so that a call without settings is answered like one with others
+
 
 class KVCacheManager:
     """Cache of one model on one rank: sequences, reuse, eviction, offloading, budgets. C++: KVCacheManager.
 
-    ``blocks_per_window`` maps each window of ``max_attention_window_vec`` (layer l takes entry l modulo its
-    length) to (primary, secondary) blocks. ``clock`` returns nanoseconds and drives retention durations.
-    ``copy_engine`` moves the bytes; without one only the bookkeeping is done. Calls are serialised by one
-    re-entrant lock. A call that raises has changed nothing.
-
-    ``compatibility=True`` reproduces the recorded behaviour of the reference bit for bit, including the faults
-    that hurt users, half-done failures and the order of equal partial matches; see docs/decisions.
-    ``hash_map_order`` asks for that order alone: equal partial matches are then taken in the iteration order of
-    the reference's hash map instead of most recently inserted first; that takes the hash of each child of a node where
-    a tie comes up.
-    ``key_form``: how the tokens of full blocks are kept; DIGESTS takes less than half the memory, for managers without
-    partial reuse and events.
-    ``preallocate_blocks``: whether to make all block objects now, at about 190 bytes and half a microsecond each, so
-    that admission need not; otherwise a block costs nothing until it is first used.
-    ``block_listener`` is told, block by block, what leaves the tree and why.
+    ``settings`` says what the manager does; ``from_arguments`` takes the arguments of the original's constructor
+    instead. ``clock`` returns nanoseconds and drives retention durations. ``copy_engine`` moves the bytes; without one
+    only the bookkeeping is done. ``block_listener`` is told, block by block, what leaves the tree and why. Calls are
+    serialised by one re-entrant lock. A call that raises has changed nothing.
     """
 
     def __init__(
         self,
+        settings: CacheSettings = _NO_SETTINGS,
+        *moved: NoReturn,
+        clock: Callable[[], int] = time.monotonic_ns,
+        copy_engine: CopyEngine | None = None,
+        event_manager: KVCacheEventManager | None = None,
+        block_listener: BlockListener | None = None,
+        kv_cache_connector_manager: KvCacheConnectorManager | None = None,
+        **moved_by_name: NoReturn,
+    ) -> None:
+        if moved or moved_by_name or not isinstance(settings, CacheSettings):
+            raise TypeError(
+                "KVCacheManager takes a CacheSettings; give the arguments of the original's constructor "
+                "(num_kv_heads_per_layer, ...) to KVCacheManager.from_arguments"
+            )
+        self._block_manager = manager = BlockManager(
+            settings, NullCopyEngine() if copy_engine is None else copy_engine, event_manager, clock, block_listener
+        )
+        if kv_cache_connector_manager is not None and manager.is_variable_window:
+            raise ConfigurationError("a connector works with one window only; use one window or no connector")
+        if settings.preallocate_blocks:
+            manager.preallocate_blocks()
+        limits = settings.limits
+        self._settings = settings
+        self._tokens_per_block = tokens_per_block = settings.tokens_per_block
+        self._max_beam_width = max_beam_width = limits.max_beam_width
+        self._chunk_size = limits.max_sequence_length if limits.chunk_size is None else limits.chunk_size
+        self._enable_block_reuse = enable_block_reuse = settings.reuse.enable_block_reuse
+        self._compatibility = compatibility = settings.compatibility
+        self._lock = threading.RLock()
+        self._sequences: dict[RequestId, GenerationRequest] = {}
+        classes = choose_classes(compatibility)
+        self._budget = classes.budget(
+            manager,
+            self._sequences,
+            self.analyze_prefix_reuse,
+            chunk_size=self._chunk_size,
+            max_beam_width=max_beam_width,
+            enable_block_reuse=enable_block_reuse,
+        )
+        max_num_tokens = self.max_blocks_per_seq * tokens_per_block  # that block tables have columns for
+        self._admission = classes.admission(
+            manager,
+            self._sequences,
+            kv_cache_connector_manager,
+            max_num_tokens=max_num_tokens,
+            max_beam_width=max_beam_width,
+            enable_block_reuse=enable_block_reuse,
+        )
+        self._growth = classes.growth(manager, self._sequences, max_num_tokens=max_num_tokens)
+        self._offset_table_writer = OffsetTableWriter(manager)
+        self._pool_tensors = PoolTensors(
+            manager.pools,
+            [(manager.get_layer_pool_idx(i), manager.get_pool_layer_idx(i)) for i in range(manager.num_layers)],
+        )
+
+    @classmethod
+    def from_arguments(
+        cls,
         num_kv_heads_per_layer: Sequence[int],
         size_per_head: int,
         tokens_per_block: int,
@@ -104,77 +161,49 @@ class KVCacheManager:
         key_form: KeyForm = KeyForm.TOKENS,
         preallocate_blocks: bool = False,
         block_listener: BlockListener | None = None,
-    ) -> None:
+    ) -> KVCacheManager:
+        """A manager by the arguments of the original's constructor, in its order. C++: KVCacheManager::KVCacheManager.
+
+        ``blocks_per_window`` maps each window of ``max_attention_window_vec`` (layer l takes entry l modulo its
+        length) to (primary, secondary) blocks. See CacheSettings for what each argument means.
+        """
         if sink_token_length:
             raise ConfigurationError(f"sink_token_length is {sink_token_length}; sink tokens are not supported, give 0")
-        _check_at_least_one(
-            max_beam_width=max_beam_width,
-            max_num_sequences=max_num_sequences,
-            chunk_size=1 if chunk_size is None else chunk_size,
-        )
-        indexer = IndexerKCacheSettings(
-            indexer_k_cache_quant_block_size, indexer_k_cache_index_head_dim, indexer_k_cache_use_fp4
-        )
-        self._block_manager = manager = BlockManager(
-            CacheSettings(
-                tuple(num_kv_heads_per_layer),
+        indexer = None
+        if enable_indexer_k_cache:
+            indexer = IndexerKCacheSettings(
+                indexer_k_cache_quant_block_size, indexer_k_cache_index_head_dim, indexer_k_cache_use_fp4
+            )
+        settings = CacheSettings(
+            tokens_per_block=tokens_per_block,
+            layers=LayerSettings(
+                num_kv_heads_per_layer,
                 size_per_head,
-                tokens_per_block,
-                dict(blocks_per_window),
-                max_sequence_length,
-                tuple(max_attention_window_vec),
-                check_member("dtype", dtype, DataType, error=ConfigurationError),
-                check_member("cache_type", cache_type, CacheType, error=ConfigurationError),
-                secondary_offload_min_priority,
-                enable_partial_reuse,
-                copy_on_partial_reuse,
-                indexer if enable_indexer_k_cache else None,
+                dtype,
+                cache_type,
+                indexer,
                 linear_attention_metadata,
-                tuple(pool_configurations),
-                compatibility,
-                compatibility if hash_map_order is None else hash_map_order,
-                check_member("key_form", key_form, KeyForm, error=ConfigurationError),
             ),
-            NullCopyEngine() if copy_engine is None else copy_engine,
-            event_manager,
-            clock,
-            block_listener,
+            windows=WindowsSettings(max_attention_window_vec, blocks_per_window, pool_configurations),
+            limits=SequenceLimits(max_sequence_length, max_num_sequences, max_beam_width, chunk_size),
+            reuse=ReuseSettings(
+                enable_block_reuse, enable_partial_reuse, copy_on_partial_reuse, hash_map_order, key_form
+            ),
+            eviction=EvictionSettings(
+                secondary_offload_min_priority=DEFAULT_SECONDARY_OFFLOAD_MIN_PRIORITY
+                if secondary_offload_min_priority is None
+                else secondary_offload_min_priority
+            ),
+            preallocate_blocks=preallocate_blocks,
+            compatibility=compatibility,
         )
-        if kv_cache_connector_manager is not None and manager.is_variable_window:
-            raise ConfigurationError("a connector works with one window only; use one window or no connector")
-        if preallocate_blocks:
-            manager.preallocate_blocks()
-        self._tokens_per_block = tokens_per_block
-        self._max_beam_width = max_beam_width
-        self._max_sequence_length = max_sequence_length
-        self._chunk_size = max_sequence_length if chunk_size is None else chunk_size
-        self._enable_block_reuse = enable_block_reuse
-        self._compatibility = compatibility
-        self._lock = threading.RLock()
-        self._sequences: dict[RequestId, GenerationRequest] = {}
-        classes = choose_classes(compatibility)
-        self._budget = classes.budget(
-            manager,
-            self._sequences,
-            self.analyze_prefix_reuse,
-            chunk_size=self._chunk_size,
-            max_beam_width=max_beam_width,
-            enable_block_reuse=enable_block_reuse,
-        )
-        max_num_tokens = self.max_blocks_per_seq * tokens_per_block  # that block tables have columns for
-        self._admission = classes.admission(
-            manager,
-            self._sequences,
-            kv_cache_connector_manager,
-            max_num_tokens=max_num_tokens,
-            max_beam_width=max_beam_width,
-            enable_block_reuse=enable_block_reuse,
-        )
-        self._growth = classes.growth(manager, self._sequences, max_num_tokens=max_num_tokens)
-        self._offset_table_writer = OffsetTableWriter(manager)
-        self._pool_tensors = PoolTensors(
-            manager.pools,
-            [(manager.get_layer_pool_idx(i), manager.get_pool_layer_idx(i)) for i in range(manager.num_layers)],
+        return cls(
+            settings,
+            clock=clock,
+            copy_engine=copy_engine,
+            event_manager=event_manager,
+            block_listener=block_listener,
+            kv_cache_connector_manager=kv_cache_connector_manager,
         )
 
     # -- properties ---------------------------------------------------------------------------------
@@ -183,6 +212,11 @@ class KVCacheManager:
     def block_manager(self) -> BlockManager:
         """Blocks of all windows."""
         return self._block_manager
+
+    @property
+    def settings(self) -> CacheSettings:
+        """What the manager was built from."""
+        return self._settings
 
     @property
     def sequences(self) -> Mapping[RequestId, GenerationRequest]:
@@ -247,34 +281,34 @@ class KVCacheManager:
     @property
     def key_form(self) -> KeyForm:
         """How the tokens of full blocks are kept."""
-        return self._block_manager.settings.key_form
+        return self._settings.reuse.key_form
 
     @property
     def enable_partial_reuse(self) -> bool:
         """Whether a block may be matched by its first tokens only."""
-        return self._block_manager.settings.enable_partial_reuse
+        return self._settings.reuse.enable_partial_reuse
 
     @property
     def enable_indexer_k_cache(self) -> bool:
         """Whether index-key pools stand beside the pools."""
-        return self._block_manager.settings.indexer_k_cache is not None
+        return self._settings.layers.indexer_k_cache is not None
 
     @property
     def indexer_k_cache_index_head_dim(self) -> int:
         """Head size of index keys; 0 without them."""
-        indexer = self._block_manager.settings.indexer_k_cache
+        indexer = self._settings.layers.indexer_k_cache
         return 0 if indexer is None else indexer.index_head_dim
 
     @property
     def indexer_k_cache_quant_block_size(self) -> int:
         """Index-key elements that share a scale; 0 without them."""
-        indexer = self._block_manager.settings.indexer_k_cache
+        indexer = self._settings.layers.indexer_k_cache
         return 0 if indexer is None else indexer.quant_block_size
 
     @property
     def indexer_k_cache_use_fp4(self) -> bool:
         """Whether index keys are stored in 4 bits."""
-        indexer = self._block_manager.settings.indexer_k_cache
+        indexer = self._settings.layers.indexer_k_cache
         return indexer is not None and indexer.use_fp4
 
     @property
@@ -305,7 +339,7 @@ class KVCacheManager:
     @property
     def max_sequence_length(self) -> int:
         """Longest sequence in tokens."""
-        return self._max_sequence_length
+        return self._settings.limits.max_sequence_length
 
     @property
     def max_blocks_per_seq(self) -> int:
@@ -825,11 +859,6 @@ class KVCacheManager:
         capacity_estimation.calculate_cache_size_per_token_for_single_window_size
     )
     calculate_window_size_to_share = staticmethod(capacity_estimation.calculate_window_size_to_share)
-
-
-def _check_at_least_one(**counts: int) -> None:
-    for name, count in counts.items():
-        check_count(name, count, 1, error=ConfigurationError)
 
 
 def _commit_hashes(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from trtkv.common import RECURRENT_STATES, BlocksPerWindow, CacheType, DataType, WindowSize
+from trtkv.common import RECURRENT_STATES, BlocksPerWindow, CacheType
 from trtkv.errors import ConfigurationError, MissingExtraError
 from trtkv.pools.capacity_estimation import (
     calculate_max_num_blocks,
@@ -75,20 +75,6 @@ def calculate_free_mem_bytes(config: KvCacheConfig, memory: DeviceMemory) -> Cac
     return CacheMemory(primary_bytes, config.host_cache_size or 0)
 
 
-def resolve_cache_dtype(config: KvCacheConfig, model: ModelConfig) -> DataType:
-    """Element type of the cache: the one of the settings, or the model's for "auto"."""
-    return model.dtype if config.dtype == "auto" else DataType(config.dtype)
-
-
-def resolve_attention_windows(config: KvCacheConfig, model: ModelConfig) -> list[WindowSize]:
-    """Window of each layer, cut to the longest sequence; layers with recurrent states have their own."""
-    pattern = config.max_attention_window or (model.max_sequence_length,)
-    windows = [min(pattern[layer % len(pattern)], model.max_sequence_length) for layer in range(model.num_layers)]
-    for layer in model.linear_layer_indices:
-        windows[layer] = RECURRENT_STATES
-    return windows
-
-
 def calculate_blocks_per_window(
     config: KvCacheConfig,
     model: ModelConfig,
@@ -110,11 +96,11 @@ def calculate_blocks_per_window(
     Raises ConfigurationError when a window gets no block.
     """
     memory = _share_of_cache(config, model, memory)
-    windows = group_layers_by_window_size(resolve_attention_windows(config, model), model.num_layers)
+    windows = group_layers_by_window_size(config.resolve_attention_windows(model), model.num_layers)
     if config.max_tokens is not None and len(windows) > 1:
         _LOGGER.warning("max_tokens %d has no effect on several attention windows %s", config.max_tokens, list(windows))
     blocks = calculate_max_num_blocks(
-        dtype=resolve_cache_dtype(config, model),
+        dtype=config.resolve_dtype(model),
         num_kv_heads_per_layer=model.heads_per_layer,
         size_per_head=model.size_per_head,
         tokens_per_block=config.tokens_per_block,

@@ -9,10 +9,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from trtkv.common import CacheType, DataType, WindowSize
+from trtkv.common import RECURRENT_STATES, CacheType, DataType, WindowSize
 from trtkv.errors import ConfigurationError
+from trtkv.records.cache_settings import (
+    CacheSettings,
+    EvictionSettings,
+    IndexerKCacheSettings,
+    LayerSettings,
+    ReuseSettings,
+    SequenceLimits,
+    WindowsSettings,
+)
 from trtkv.records.linear_attention import LinearAttentionMetadata
+from trtkv.records.retention_config import DEFAULT_SECONDARY_OFFLOAD_MIN_PRIORITY
 from trtkv.records.window_size_metadata import PoolConfiguration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 class _Config(BaseModel):
@@ -63,7 +76,7 @@ class KvCacheConfig(_Config):
     cross_kv_cache_fraction: float | None = Field(default=None, gt=0.0, lt=1.0)
     """Part of the memory that goes to the cross cache of an encoder-decoder model; the rest is the self cache's."""
 
-    secondary_offload_min_priority: int = Field(default=35, ge=0, le=100)
+    secondary_offload_min_priority: int = Field(default=DEFAULT_SECONDARY_OFFLOAD_MIN_PRIORITY, ge=0, le=100)
     """Blocks of a lower priority are dropped instead of offloaded to the host when they are evicted."""
 
     event_buffer_max_size: int = Field(default=0, ge=0)
@@ -132,6 +145,50 @@ class KvCacheConfig(_Config):
     def limits_memory_twice(self) -> bool:
         """Whether both ``max_tokens`` and ``free_gpu_memory_fraction`` were written down."""
         return self.max_tokens is not None and "free_gpu_memory_fraction" in self.model_fields_set
+
+    def resolve_dtype(self, model: ModelConfig) -> DataType:
+        """Element type of the cache: the one written here, or the model's for "auto"."""
+        return model.dtype if self.dtype == "auto" else DataType(self.dtype)
+
+    def resolve_attention_windows(self, model: ModelConfig) -> list[WindowSize]:
+        """Window of each layer, cut to the longest sequence; layers with recurrent states have their own."""
+        pattern = self.max_attention_window or (model.max_sequence_length,)
+        windows = [min(pattern[layer % len(pattern)], model.max_sequence_length) for layer in range(model.num_layers)]
+        for layer in model.linear_layer_indices:
+            windows[layer] = RECURRENT_STATES
+        return windows
+
+    def to_settings(
+        self,
+        model: ModelConfig,
+        blocks_per_window: Mapping[WindowSize, Sequence[int]],
+        *,
+        max_num_sequences: int,
+        max_beam_width: int = 1,
+        chunk_size: int | None = None,
+        indexer_k_cache: IndexerKCacheSettings | None = None,
+    ) -> CacheSettings:
+        """Settings of a KVCacheManager for a model.
+
+        ``blocks_per_window`` comes from trtkv.pools.memory.calculate_blocks_per_window.
+        """
+        return CacheSettings(
+            tokens_per_block=self.tokens_per_block,
+            layers=LayerSettings(
+                model.heads_per_layer,
+                model.size_per_head,
+                self.resolve_dtype(model),
+                model.cache_type,
+                indexer_k_cache,
+                model.linear_attention_metadata,
+            ),
+            windows=WindowsSettings(
+                self.resolve_attention_windows(model), blocks_per_window, model.pool_configurations
+            ),
+            limits=SequenceLimits(model.max_sequence_length, max_num_sequences, max_beam_width, chunk_size),
+            reuse=ReuseSettings(self.enable_block_reuse, self.enable_partial_reuse, self.copy_on_partial_reuse),
+            eviction=EvictionSettings(secondary_offload_min_priority=self.secondary_offload_min_priority),
+        )
 
 
 class ModelConfig(_Config):

@@ -13,6 +13,7 @@ from trtkv.errors import RetentionRangeError
 MIN_RETENTION_PRIORITY: Final = 0
 MAX_RETENTION_PRIORITY: Final = 100
 DEFAULT_RETENTION_PRIORITY: Final = 35
+DEFAULT_SECONDARY_OFFLOAD_MIN_PRIORITY: Final = 30
 
 
 class RetentionPriorityAndDuration(NamedTuple):

@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING, Final
 from trtkv.checks import check_integer
 from trtkv.common import DataType, KeyForm, WindowSize, ceil_div
 from trtkv.errors import ConfigurationError
+from trtkv.records.cache_settings import (
+    CacheSettings,
+    LayerSettings,
+    ReuseSettings,
+    SequenceLimits,
+    WindowsSettings,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -134,28 +141,22 @@ class ReplayConfig:
         """
         from trtkv.manager.kv_cache_manager import KVCacheManager
 
-        max_sequence_length = self.max_sequence_length(requests)
         windows = self.layer_windows(requests)
         blocks = self.window_blocks or ((self.num_primary_blocks(requests), self.num_secondary_blocks),) * len(windows)
-        return KVCacheManager(
-            num_kv_heads_per_layer=[1] * len(windows),
-            size_per_head=1,
+        settings = CacheSettings(
             tokens_per_block=self.tokens_per_block,
-            blocks_per_window=dict(sorted(zip(windows, blocks, strict=True))),
-            max_num_sequences=self.live,
-            max_beam_width=1,
-            max_attention_window_vec=windows,
-            dtype=DataType.INT8,
-            max_sequence_length=max_sequence_length,
-            chunk_size=max_sequence_length,
-            enable_partial_reuse=self.partial_reuse,
-            copy_on_partial_reuse=self.copy_on_partial_reuse,
-            clock=clock or _standing_clock,
+            layers=LayerSettings([1] * len(windows), 1, DataType.INT8),
+            windows=WindowsSettings(windows, dict(sorted(zip(windows, blocks, strict=True)))),
+            limits=SequenceLimits(self.max_sequence_length(requests), self.live),
+            reuse=ReuseSettings(
+                enable_partial_reuse=self.partial_reuse,
+                copy_on_partial_reuse=self.copy_on_partial_reuse,
+                hash_map_order=self.partial_reuse,  # so that equal partial matches are taken as in the original
+                key_form=KeyForm.RUNS if any(r.source.has_consecutive_tokens for r in requests) else KeyForm.TOKENS,
+            ),
             compatibility=self.compatibility,
-            hash_map_order=self.partial_reuse,  # so that equal partial matches are taken as in the original
-            block_listener=block_listener,
-            key_form=KeyForm.RUNS if any(r.source.has_consecutive_tokens for r in requests) else KeyForm.TOKENS,
         )
+        return KVCacheManager(settings, clock=clock or _standing_clock, block_listener=block_listener)
 
 
 def _standing_clock() -> int:

@@ -13,7 +13,7 @@ from trtkv.errors import ConfigurationError, InvalidInputError, OutOfBlocksError
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheEvent
 from trtkv.manager.kv_cache_manager import KVCacheManager
-from trtkv.pools.memory import CacheMemory, calculate_blocks_per_window, resolve_attention_windows, resolve_cache_dtype
+from trtkv.pools.memory import CacheMemory, calculate_blocks_per_window
 from trtkv.records.config import KvCacheConfig, ModelConfig, SchedulerConfig
 from trtkv.records.llm_request import LlmRequest, LlmRequestState
 from trtkv.records.stats import KvCacheIterationStats, KvCacheStats
@@ -97,26 +97,16 @@ class KVCacheResourceManager(BaseResourceManager):
         max_num_tokens = scheduler_config.max_num_tokens
         num_event_entries = kv_cache_config.event_buffer_max_size
         manager = KVCacheManager(
-            model_config.heads_per_layer,
-            model_config.size_per_head,
-            kv_cache_config.tokens_per_block,
-            blocks_per_window,
-            max_batch_size,
-            max_beam_width,
-            resolve_attention_windows(kv_cache_config, model_config),
-            resolve_cache_dtype(kv_cache_config, model_config),
-            max_sequence_length=max_sequence_length,
-            chunk_size=min(max_num_tokens or max_sequence_length, max_sequence_length),
-            enable_block_reuse=kv_cache_config.enable_block_reuse,
-            cache_type=model_config.cache_type,
-            secondary_offload_min_priority=kv_cache_config.secondary_offload_min_priority,
-            event_manager=KVCacheEventManager(num_event_entries) if num_event_entries else None,
-            enable_partial_reuse=kv_cache_config.enable_partial_reuse,
-            copy_on_partial_reuse=kv_cache_config.copy_on_partial_reuse,
-            linear_attention_metadata=model_config.linear_attention_metadata,
-            pool_configurations=model_config.pool_configurations,
-            copy_engine=copy_engine,
+            kv_cache_config.to_settings(
+                model_config,
+                blocks_per_window,
+                max_num_sequences=max_batch_size,
+                max_beam_width=max_beam_width,
+                chunk_size=min(max_num_tokens or max_sequence_length, max_sequence_length),
+            ),
             clock=clock,
+            copy_engine=copy_engine,
+            event_manager=KVCacheEventManager(num_event_entries) if num_event_entries else None,
         )
         return cls(
             manager,

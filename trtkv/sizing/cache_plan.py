@@ -152,9 +152,7 @@ class CachePlan:
 
     def attention_windows(self) -> list[WindowSize]:
         """The window of each layer with a cache."""
-        from trtkv.pools.memory import resolve_attention_windows
-
-        return resolve_attention_windows(self.kv_cache_config, self.model_config)
+        return self.kv_cache_config.resolve_attention_windows(self.model_config)
 
 
 def make_cache_plan(shape: ModelShape, options: SizingOptions) -> CachePlan:
@@ -162,7 +160,7 @@ def make_cache_plan(shape: ModelShape, options: SizingOptions) -> CachePlan:
 
     Raises ConfigurationError for options that do not go together, and when a window gets no block.
     """
-    from trtkv.pools.memory import calculate_blocks_per_window, resolve_attention_windows, resolve_cache_dtype
+    from trtkv.pools.memory import calculate_blocks_per_window
 
     _check(options)
     max_sequence_length = options.max_sequence_length or shape.max_position_embeddings
@@ -170,21 +168,17 @@ def make_cache_plan(shape: ModelShape, options: SizingOptions) -> CachePlan:
         raise ConfigurationError(f"{shape.name} names no longest sequence; give it with --max-seq-len")
     cache_config = _cache_config(shape, options, max_sequence_length)
     model_config = _model_config(shape, options, max_sequence_length, DataType(cache_config.dtype))
-    windows = group_layers_by_window_size(
-        resolve_attention_windows(cache_config, model_config), model_config.num_layers
-    )
+    windows = group_layers_by_window_size(cache_config.resolve_attention_windows(model_config), model_config.num_layers)
     index_bytes = _index_bytes_per_token_and_layer(shape)
     memory = CacheMemory(options.memory_bytes, options.host_memory_bytes)
     blocks = calculate_blocks_per_window(
         cache_config,
         model_config,
-        _without_index_keys(
-            memory, index_bytes, model_config, windows, resolve_cache_dtype(cache_config, model_config)
-        ),
+        _without_index_keys(memory, index_bytes, model_config, windows, cache_config.resolve_dtype(model_config)),
         max_batch_size=options.max_batch_size,
         window_size_shares=options.window_size_shares,
     )
-    bytes_per_token = _bytes_per_token(model_config, windows, resolve_cache_dtype(cache_config, model_config))
+    bytes_per_token = _bytes_per_token(model_config, windows, cache_config.resolve_dtype(model_config))
     return CachePlan(
         shape=shape,
         options=options,

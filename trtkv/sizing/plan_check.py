@@ -74,30 +74,20 @@ def check_plan(plan: CachePlan, max_bytes: int = DEFAULT_CHECK_BYTES) -> PlanChe
 
 def _build_manager(plan: CachePlan, scale: float) -> KVCacheManager:
     from trtkv.manager.kv_cache_manager import KVCacheManager
+    from trtkv.records.cache_settings import IndexerKCacheSettings
 
-    model, shape = plan.model_config, plan.shape
     blocks = {
         window: (max(1, int(primary * scale)), int(secondary * scale) or min(secondary, 1))
         for window, (primary, secondary) in plan.blocks_per_window.items()
     }
-    return KVCacheManager(
-        num_kv_heads_per_layer=model.heads_per_layer,
-        size_per_head=model.size_per_head,
-        tokens_per_block=plan.kv_cache_config.tokens_per_block,
-        blocks_per_window=blocks,
+    head_dim = plan.shape.index_head_dim
+    settings = plan.kv_cache_config.to_settings(
+        plan.model_config,
+        blocks,
         max_num_sequences=plan.options.max_batch_size,
-        max_beam_width=1,
-        max_attention_window_vec=plan.attention_windows(),
-        dtype=model.dtype,
-        max_sequence_length=plan.max_sequence_length,
-        enable_block_reuse=plan.kv_cache_config.enable_block_reuse,
-        enable_partial_reuse=plan.kv_cache_config.enable_partial_reuse,
-        cache_type=model.cache_type,
-        enable_indexer_k_cache=shape.index_head_dim > 0,
-        indexer_k_cache_index_head_dim=shape.index_head_dim,
-        linear_attention_metadata=model.linear_attention_metadata,
-        pool_configurations=model.pool_configurations,
+        indexer_k_cache=IndexerKCacheSettings(index_head_dim=head_dim) if head_dim else None,
     )
+    return KVCacheManager(settings)
 
 
 def _all_pools(manager: KVCacheManager) -> Sequence[KVCacheBlockPool]:

@@ -63,7 +63,7 @@ def build_manager(state: MachineState, config: Args) -> KVCacheManager:
 
     event_buffer_max_size = config.get("event_buffer_max_size")
     connector_matched_tokens = config.get("connector_matched_tokens")
-    manager = KVCacheManager(
+    manager = KVCacheManager.from_arguments(
         config["num_kv_heads_per_layer"],
         config.get("size_per_head", 1),
         config["tokens_per_block"],

@@ -33,6 +33,7 @@ from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheStoredData
 from trtkv.eviction.eviction_policy import FreshBlocks, LRUEvictionPolicy
 from trtkv.keys.block_key import PackedKey, chop_vector_into_blocks, token_bytes
+from trtkv.records.cache_settings import IndexerKCacheSettings
 from trtkv.records.kv_cache_index import make_index
 from trtkv.records.llm_request import LlmRequest
 from trtkv.records.stats import KvCacheIterationStats, hit_rate
@@ -42,7 +43,7 @@ from trtkv.transfers.kv_cache_transfer_manager import KVCacheTransferManager
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.counters import BlockCounters
 from trtkv.window_block_manager.loading import BatchSeqStats, BlockLoader, ClaimResult
-from trtkv.window_block_manager.pools import IndexerKCacheSettings, WindowPools
+from trtkv.window_block_manager.pools import WindowPools
 from trtkv.window_block_manager.recurrent import RecurrentStates
 from trtkv.window_block_manager.releasing import BlockReleaser
 from trtkv.window_block_manager.reuse_matching import ReuseMatcher

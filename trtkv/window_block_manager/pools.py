@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from trtkv.common import CacheType, DataType
 from trtkv.errors import ConfigurationError
@@ -15,16 +14,8 @@ from trtkv.pools.kv_cache_block_pool import (
     create_indexer_k_cache_pool,
     create_recurrent_state_pool,
 )
+from trtkv.records.cache_settings import IndexerKCacheSettings
 from trtkv.window_block_manager.settings import WindowSettings
-
-
-@dataclass(frozen=True, slots=True)
-class IndexerKCacheSettings:
-    """Sizes of the index-key pools beside the pools of a window."""
-
-    quant_block_size: int = 128
-    index_head_dim: int = 0
-    use_fp4: bool = False
 
 
 class WindowPools:

@@ -35,7 +35,7 @@ class Driver:
         self.observer = CauseObserver(
             4, lambda request_id: self.requests[request_id].get_tokens().tobytes(), has_constraints=True
         )
-        self.manager = KVCacheManager(
+        self.manager = KVCacheManager.from_arguments(
             [1], 1, 4, {64: (num_blocks, 0)}, 8, 1, [64], DataType.INT8,
             max_sequence_length=64, block_listener=self.observer, event_manager=event_manager, clock=lambda: 0,
         )  # fmt: skip
