@@ -23,7 +23,7 @@ ROOT_MODULE: Final = "(trtkv)"
 """Stands for trtkv/__init__.py, which collects public names and which no other module may import."""
 
 LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
-    ("words", ("_version", "common", "errors", "checks")),
+    ("words", ("_lazy", "_moved", "_version", "common", "errors", "checks")),
     ("records", ("records.*",)),
     ("structures", ("keys.*", "blocks.*", "pools.*", "kernels.*")),
     ("mechanisms", ("events.*", "transfers.*", "eviction.*")),
@@ -50,6 +50,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
             "traces.prefixes.*",
             "traces.formats.*",
             "traces.trace_reader",
+            "traces.read_requests",
             "traces.info.*",
             "traces.generate.*",
         ),
