@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.builders import add, make_kv_cache_manager, make_request, prefill
+from tests.replay.nano.nano_runs import run_nano
 from tests.sizing.models import shape_of
 from tests.snapshot import take_snapshot
 from trtkv import (
@@ -38,7 +39,6 @@ from trtkv.replay.bounds.bounds import compute_bounds
 from trtkv.replay.bounds.capacity_curve import model_curve
 from trtkv.replay.bounds.simple_caches import ACCESS_POLICIES
 from trtkv.replay.config import ReplayConfig
-from trtkv.replay.nano.nano_driver import run_nano
 from trtkv.replay.scheduler_loop.loop_config import LoopConfig
 from trtkv.replay.scheduler_loop.step_time import StepTimeModel
 from trtkv.resource_manager import KVCacheResourceManager, ResourceManager

@@ -34,7 +34,7 @@ from rich.table import Table
 from tools.arguments import at_least, existing_file, existing_folder, output_file, run_tool
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.records.llm_request import LlmRequest
-from trtkv.replay.closed_loop import ClosedLoop, ReplayManager
+from trtkv.replay.closed_loop.closed_loop import ClosedLoop, ReplayManager
 from trtkv.replay.config import ReplayConfig
 from trtkv.traces.formats.mooncake import read_trace
 from trtkv.traces.trace import TraceRequest

@@ -26,10 +26,10 @@ from typing import Any, Final, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.arguments import at_least, existing_folder, run_tool
+from trtkv.replay.closed_loop.run import replay_trace
 from trtkv.replay.config import ReplayConfig
-from trtkv.replay.result import replay_trace
-from trtkv.traces.formats.mooncake import read_trace
 from trtkv.traces.trace import RequestTrace
+from trtkv.traces.trace_reader import read_trace
 
 Run = dict[str, Any]
 

@@ -25,10 +25,10 @@ from tools.arguments import at_least, run_tool
 from trtkv.errors import TrtkvError
 from trtkv.inspection.invariants import check_invariants
 from trtkv.replay.config import ReplayConfig
-from trtkv.replay.report.loop_report import loop_json
 from trtkv.replay.scheduler_loop.arrival_queue import ArrivalMode
 from trtkv.replay.scheduler_loop.loop_config import LoopConfig
-from trtkv.replay.scheduler_loop.loop_result import LoopResult, replay_with_scheduler
+from trtkv.replay.scheduler_loop.loop_result import LoopResult
+from trtkv.replay.scheduler_loop.run import replay_with_scheduler
 from trtkv.replay.scheduler_loop.scheduler_loop import SchedulerLoop
 from trtkv.scheduler.scheduler_config import CapacitySchedulerPolicy, ChunkingPolicy, ContextChunkingConfig
 from trtkv.traces.trace import RequestTrace
@@ -87,7 +87,7 @@ class Checker:
             size = path.stat().st_size
             verified = verify_program(path)
         complaints = find_complaints(recorded)
-        if loop_json(plain) != loop_json(recorded):
+        if plain.to_json() != recorded.to_json():
             complaints.append("the recorded run differs from the plain one")
         if verified.num_mismatches or verified.num_unsupported:
             complaints.append(f"{verified.num_mismatches} mismatches, {verified.num_unsupported} unsupported")

@@ -58,11 +58,13 @@ PUBLIC_NAMES: Final = {
     "records.retention_config": ("KvCacheRetentionConfig", "TokenRangeRetentionConfig"),
     "replay.bounds.bounds": ("compute_bounds",),
     "replay.causes.causes": ("Cause",),
-    "replay.closed_loop": ("ClosedLoop",),
+    "replay.closed_loop.closed_loop": ("ClosedLoop",),
+    "replay.closed_loop.result": ("ReplayResult",),
+    "replay.closed_loop.run": ("replay_trace",),
     "replay.config": ("ReplayConfig",),
-    "replay.result": ("ReplayResult", "replay_trace"),
     "replay.scheduler_loop.loop_config": ("LoopConfig",),
-    "replay.scheduler_loop.loop_result": ("LoopResult", "replay_with_scheduler"),
+    "replay.scheduler_loop.loop_result": ("LoopResult",),
+    "replay.scheduler_loop.run": ("replay_with_scheduler",),
     "replay.sweep.grid": ("expand_grid",),
     "replay.sweep.process_pool": ("run_in_processes",),
     "replay.sweep.ray_pool": ("run_on_ray",),
@@ -150,13 +152,13 @@ if TYPE_CHECKING:
     from trtkv.records.retention_config import TokenRangeRetentionConfig as TokenRangeRetentionConfig
     from trtkv.replay.bounds.bounds import compute_bounds as compute_bounds
     from trtkv.replay.causes.causes import Cause as Cause
-    from trtkv.replay.closed_loop import ClosedLoop as ClosedLoop
+    from trtkv.replay.closed_loop.closed_loop import ClosedLoop as ClosedLoop
+    from trtkv.replay.closed_loop.result import ReplayResult as ReplayResult
+    from trtkv.replay.closed_loop.run import replay_trace as replay_trace
     from trtkv.replay.config import ReplayConfig as ReplayConfig
-    from trtkv.replay.result import ReplayResult as ReplayResult
-    from trtkv.replay.result import replay_trace as replay_trace
     from trtkv.replay.scheduler_loop.loop_config import LoopConfig as LoopConfig
     from trtkv.replay.scheduler_loop.loop_result import LoopResult as LoopResult
-    from trtkv.replay.scheduler_loop.loop_result import replay_with_scheduler as replay_with_scheduler
+    from trtkv.replay.scheduler_loop.run import replay_with_scheduler as replay_with_scheduler
     from trtkv.replay.sweep.grid import expand_grid as expand_grid
     from trtkv.replay.sweep.process_pool import run_in_processes as run_in_processes
     from trtkv.replay.sweep.ray_pool import run_on_ray as run_on_ray

@@ -75,7 +75,7 @@ def test_a_table_is_printed_json_written_and_the_run_recorded(tmp_path):
     assert report.read_text() == plain
     code, out, err = trtkv("verify", str(program))
     assert code == 0, err
-    assert out.split()[-4:-2] == ["1", str(len(program.read_text().splitlines()) - 1)]
+    assert out.split()[-4:-2] == ["1", f"{len(program.read_text().splitlines()) - 1:,}"]
 
 
 def test_refused_requests_are_named_on_standard_error_beside_json():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 from pathlib import Path
@@ -10,22 +9,22 @@ from typing import Any
 
 import pytest
 import typer
-from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.replay.nano.nano_runs import run_nano
 from tests.replay.trace_builders import random_requests
+from tests.shown import shown
 from trtkv.commands.compare import compare as compare_command
-from trtkv.compare.compare_report import print_comparisons, to_json_text
-from trtkv.compare.comparison import NotComparableError, compare_facts
+from trtkv.compare.comparison import Comparisons, NotComparableError, compare_facts
 from trtkv.compare.facts import Facts, facts_of, load_facts, trace_name
 from trtkv.compare.number_facts import number_facts, places_of
 from trtkv.compare.reference import find_number, load_numbers, load_runs, load_traces, run_id
 from trtkv.compare.resolve import compare_with
 from trtkv.errors import InvalidInputError, UnknownIdError
 from trtkv.replay.bounds.bounds import compute_bounds
+from trtkv.replay.closed_loop.run import replay_trace
 from trtkv.replay.config import ReplayConfig
-from trtkv.replay.nano.nano_driver import run_nano
-from trtkv.replay.result import replay_trace
+from trtkv.tables.json_text import json_text
 from trtkv.traces.info.trace_info import describe_trace
 from trtkv.traces.trace import RequestTrace
 
@@ -272,12 +271,12 @@ def test_report_shows_both_sides_and_what_was_not_checked() -> None:
     del reference["live"]
     reference["reused"] += 1
     comparison = compare_facts(facts_of(result, "mine.json"), facts_of(reference, "theirs.json"), source="a friend")
-    console = Console(file=io.StringIO(), width=140)
-    print_comparisons([comparison], console)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    table = shown(comparison, width=140)
     for text in ("mine.json beside theirs.json", "a friend", "differs", "-1", "not checked: live."):
-        assert text in shown
-    assert json.loads(to_json_text([comparison]))[0]["agrees"] is False
+        assert text in table
+    both = Comparisons([comparison, comparison])
+    assert [entry["agrees"] for entry in json.loads(json_text(both.to_json()))] == [False, False]
+    assert not both.agrees
 
 
 def test_command_exits_with_0_1_or_refuses(tmp_path: Path) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.replay.trace_builders import token_request
+from tests.shown import shown
 from trtkv.commands.reference import reference_app
-from trtkv.compare.checks import METHODS, Measurements, check_number, check_numbers, find_traces
-from trtkv.compare.compare_report import print_checks, print_references
+from trtkv.compare.checks import METHODS, Check, Checks, Count, Measurements, check_number, check_numbers, find_traces
 from trtkv.compare.reference import ReferenceNumber, find_number, load_numbers
 from trtkv.errors import InvalidInputError, UnknownIdError
 
@@ -160,24 +158,28 @@ def test_command_exits_with_1_when_a_number_is_not_found_again(
 
 
 def test_tables_show_counts_rates_and_sources() -> None:
-    console = Console(file=io.StringIO(), width=200)
-    numbers = [find_number("sharegpt-llama/llmservingsim"), find_number("mooncake-conversation/fast25-table-2")]
-    print_references(numbers, ["a-run"], console)
     checks = [
         check_number(number("infinite_blocks", expected=(6, 11), tokens_per_block=2), TRACE),
         check_number(number("infinite_blocks", expected=0.5, tolerance=0.02, tokens_per_block=2), TRACE),
     ]
-    print_checks(checks, console)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    for text in ("19,520 / 257,239", "0.4000", "primary source", "1 recorded runs", "6 / 11", "+0.0455", "1 differs"):
-        assert text in shown
+    text = shown(Checks(checks))
+    for part in ("6 / 11", "50.000 %", "54.545 %", "+4.545 %", "1 differs"):
+        assert part in text
 
 
-@pytest.mark.parametrize("width", [40, 80])
-def test_ids_of_the_list_are_whole_at_every_width(width: int) -> None:
-    console = Console(file=io.StringIO(), width=width)
-    numbers = load_numbers()
-    print_references(numbers, [], console)
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    first_words = [line.split()[0] for line in lines if line and not line.startswith(" ")]
-    assert first_words[1:][: len(numbers)] == [entry.id for entry in numbers]
+def test_every_name_is_whole_on_a_narrow_terminal() -> None:
+    numbers = [entry for entry in load_numbers() if entry.method]
+    checks = [Check(entry, Count(entry.numerator or 0, entry.denominator), 0.0, "equal") for entry in numbers]
+    lines = [line for line in shown(Checks(checks), width=80).splitlines() if line.startswith("│")]
+    assert max(map(len, lines)) <= 80
+    names = "".join(line.split("│")[1].strip() for line in lines)
+    assert names == "".join(entry.id for entry in numbers)
+
+
+def test_list_names_ids_values_and_sources() -> None:
+    app = typer.Typer()
+    app.add_typer(reference_app, name="reference")
+    text = CliRunner().invoke(app, ["reference", "list", "sharegpt-llama"]).stdout
+    assert "sharegpt-llama/llmservingsim  19,520 / 257,239" in text
+    first_words = [line.split()[0] for line in text.splitlines() if not line.startswith(" ")]
+    assert first_words[1:-1] == [entry.id for entry in load_numbers() if entry.id.startswith("sharegpt-llama")]

@@ -13,9 +13,9 @@ from tests.sizing.models import MODELS, plan_of
 from trtkv import cli
 from trtkv.errors import ConfigurationError, InvalidInputError
 from trtkv.replay.bounds.bounds import has_bounds
+from trtkv.replay.closed_loop.run import replay_trace
 from trtkv.replay.config import ReplayConfig
 from trtkv.replay.model_capacity import apply_cache_plan, check_lengths, describe_cache_plan
-from trtkv.replay.result import replay_trace
 from trtkv.traces.trace import RequestTrace
 from trtkv.traces.trace_reader import read_trace
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tools.check_reference_runs import describe, load_runs, load_trace, outcomes_of
+from trtkv.replay.closed_loop.run import replay_trace
 from trtkv.replay.config import ReplayConfig
-from trtkv.replay.result import replay_trace
 
 
 def differences(shared_dir, mode: str, *selection: str) -> list[str]:

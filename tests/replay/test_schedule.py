@@ -12,7 +12,7 @@ import pytest
 from tests.replay.trace_builders import random_requests, token_request
 from trtkv.errors import InvalidInputError
 from trtkv.records.llm_request import LlmRequest
-from trtkv.replay.closed_loop import ClosedLoop
+from trtkv.replay.closed_loop.closed_loop import ClosedLoop
 from trtkv.replay.schedule import (
     Admit,
     Decode,

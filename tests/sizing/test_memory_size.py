@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trtkv.errors import InvalidInputError
-from trtkv.sizing.memory_size import format_memory_size, parse_memory_size
+from trtkv.sizing.memory_size import parse_memory_size
+from trtkv.tables.wording import memory_size
 
 
 @pytest.mark.parametrize(
@@ -54,4 +55,4 @@ def test_what_is_no_amount_is_refused_with_its_text(text: str, told: str) -> Non
     [(0, "0 B"), (1023, "1023 B"), (1024, "1.000 KiB"), (3 * 2**29, "1.500 GiB"), (5000 * 2**40, "5,000.000 TiB")],
 )
 def test_bytes_are_shown_in_binary_units(num_bytes: int, text: str) -> None:
-    assert format_memory_size(num_bytes) == text
+    assert memory_size(num_bytes) == text

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
-from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.replay.trace_builders import token_request
+from tests.shown import shown
 from trtkv.commands.trace_info import info as info_command
 from trtkv.errors import InvalidInputError
+from trtkv.tables.json_text import json_text
 from trtkv.traces.info.trace_info import TraceInfo, describe_trace
-from trtkv.traces.info.trace_info_report import print_trace_info, trace_info_json
 from trtkv.traces.trace import RequestTrace, RowFault
 from trtkv.traces.trace_reader import read_trace
 
@@ -90,8 +89,8 @@ def test_empty_trace_and_senseless_block_size_are_refused() -> None:
 
 
 def test_json_is_the_same_each_time_and_complete() -> None:
-    text = trace_info_json(described())
-    assert text == trace_info_json(described())
+    text = json_text(described().to_json())
+    assert text == json_text(described().to_json())
     report = json.loads(text)
     assert report["sharing"]["runs"][0] == {"requests": 4, "start": 0, "end": 1}
     assert report["lru_cache"][-1] == {"share": 1.0, "blocks": 6, "hits": 6, "tokens": 12}
@@ -99,14 +98,10 @@ def test_json_is_the_same_each_time_and_complete() -> None:
 
 
 def test_tables_show_the_figures() -> None:
-    console = Console(file=io.StringIO(), width=160)
-    print_trace_info(described(seconds_per_unit=1.0), console)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    for text in ("t.jsonl (tokens)", "5 requests over 40.0 s; 1 malformed rows skipped", "4 requests", "50.0000%"):
-        assert text in shown
-    console = Console(file=io.StringIO(), width=160)
-    print_trace_info(described(has_tokens=False), console)
-    assert "Only lengths are known" in console.file.getvalue()  # type: ignore[attr-defined]
+    tables = shown(described(seconds_per_unit=1.0))
+    for text in ("t.jsonl (tokens)", "5 requests over 40.000 s", "1 malformed rows", "4 requests", "50.000 %"):
+        assert text in tables
+    assert "Only lengths are known" in shown(described(has_tokens=False))
 
 
 def test_command_writes_json_and_says_what_it_took(tmp_path: Path) -> None:

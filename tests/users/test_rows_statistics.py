@@ -16,8 +16,9 @@ from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.common import SECONDARY_LEVEL
 from trtkv.errors import InvalidInputError, TraceFormatError
 from trtkv.eviction.eviction_policy import get_cache_level
+from trtkv.replay.closed_loop.result import ReplayResult
+from trtkv.replay.closed_loop.run import replay_trace
 from trtkv.replay.config import ReplayConfig
-from trtkv.replay.result import ReplayResult, replay_trace
 from trtkv.traces.trace import RequestTrace, TraceRequest
 from trtkv.traces.trace_reader import read_trace
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trtkv.verify.report import write_text
+from trtkv.verify.report import VerificationReport
 from trtkv.verify.runner import find_programs, verify_programs
 
 GROUPS = (
@@ -48,4 +48,4 @@ def test_no_recorded_group_is_left_out(shared_dir: Path) -> None:
 def test_group_is_reproduced(shared_dir: Path, group: str) -> None:
     results = list(verify_programs(find_programs([shared_dir / "golden" / group])))
     assert results
-    assert all(result.is_equal for result in results), write_text(results)
+    assert all(result.is_equal for result in results), VerificationReport(results).notes()

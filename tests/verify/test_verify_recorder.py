@@ -19,7 +19,7 @@ from trtkv.scheduler.scheduler_config import CapacitySchedulerPolicy, ChunkingPo
 from trtkv.verify.recorded_manager import RecordedManager
 from trtkv.verify.recorded_request import RecordedRequest
 from trtkv.verify.recorder import TraceRecorder
-from trtkv.verify.report import write_text
+from trtkv.verify.report import VerificationReport
 from trtkv.verify.runner import verify_program
 
 CONFIG: dict[str, Any] = {
@@ -112,7 +112,7 @@ def test_program_recorded_under_the_schedulers_verifies(tmp_path: Path, policy: 
         num_finished = drive_with_schedulers(TraceRecorder(stream, "recorded", CONFIG), policy)
     assert num_finished == 12
     result = verify_program(path)
-    assert result.is_equal, write_text([result])
+    assert result.is_equal, VerificationReport([result]).notes()
 
 
 def rows_of(stream: io.StringIO) -> list[dict[str, Any]]:
@@ -141,7 +141,7 @@ def test_recorded_program_verifies(tmp_path: Path) -> None:
         stats = recorder.manager.get_kv_cache_stats()
     assert stats.reused_blocks > 0
     result = verify_program(path)
-    assert result.is_equal, write_text([result])
+    assert result.is_equal, VerificationReport([result]).notes()
     assert result.num_ops > 60
 
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from tests.shown import shown
 from tests.verify_rows import BUBBLE, HEADER, write_lines
 from trtkv.errors import InvalidInputError, TraceFormatError
+from trtkv.tables.json_text import json_text
 from trtkv.verify.op_machine import OpMachine, UnsupportedOpError
-from trtkv.verify.report import write_json, write_text
+from trtkv.verify.report import VerificationReport
 from trtkv.verify.runner import find_programs, verify_program, verify_programs
 
 DATA = Path(__file__).parent.parent / "data" / "verify"
@@ -30,7 +32,7 @@ GOOD_RANGE = {"retention": {"ranges": [[0, 2, 50, None]]}, "tokens_per_block": 2
 @pytest.mark.parametrize("path", sorted(DATA.glob("*.jsonl")), ids=lambda path: path.stem)
 def test_shipped_program_is_reproduced(path: Path) -> None:
     result = verify_program(path)
-    assert result.is_equal, write_text([result])
+    assert result.is_equal, VerificationReport([result]).notes()
     assert result.num_ops > 10
 
 
@@ -145,7 +147,7 @@ def test_unsupported_op_ends_the_comparison_but_is_counted(tmp_path: Path, monke
     assert not result.is_equal
     assert result.unsupported_op is not None
     assert (result.unsupported_op.op_index, result.unsupported_op.op) == (2, "drop_request")
-    assert "op 2, drop_request: unsupported (no such module)" in write_text([result])
+    assert "op 2, drop_request: unsupported (no such module)" in "\n".join(VerificationReport([result]).notes())
 
 
 def test_programs_are_found_in_natural_order_and_once(tmp_path: Path) -> None:
@@ -185,14 +187,14 @@ def test_report_counts_groups_and_shows_the_first_mismatch(tmp_path: Path) -> No
         write_lines(tmp_path / "b.jsonl", {**HEADER, "group": "g1"}, BUBBLE, {**BUBBLE, "ret": 0}),
     ]
     results = list(verify_programs(paths))
-    text = write_text(results)
+    text = shown(VerificationReport(results), boxed=False)
     assert [line.split() for line in text.splitlines()[1:4]] == [
         ["g1", "1", "2", "1", "0"],
         ["g2", "1", "1", "0", "0"],
         ["all", "2", "3", "1", "0"],
     ]
     assert f"{paths[1]}: op 2, get_sink_bubble_length: ret\n  expected  0\n  got       3\n" in text
-    report = json.loads(write_json(results))
+    report = json.loads(json_text(VerificationReport(results).to_json()))
     assert list(report) == ["format", "version", "equal", "total", "groups", "failures"]
     assert report["equal"] is False
     assert report["groups"]["g1"] == {"programs": 1, "failed_programs": 1, "ops": 2, "mismatches": 1, "unsupported": 0}

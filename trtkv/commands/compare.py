@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trtkv.commands.output_files import check_outputs, write_output
+from trtkv.commands.output_files import check_outputs
+from trtkv.commands.show import show
 
 EXIT_DIFFERS = 1
 
@@ -40,19 +40,16 @@ def compare(
 
     Exit code 0: all numbers agree; 1: some differ; 2: the two sides do not measure the same thing.
     """
-    from trtkv.compare.compare_report import print_comparisons, to_json_text
+    from trtkv.compare.comparison import Comparisons
     from trtkv.compare.facts import load_facts
     from trtkv.compare.resolve import compare_with
 
     check_outputs([json_file], [result, reference])
-    comparisons = compare_with(
-        load_facts(result), reference, tolerance=tolerance, only=only or (), ignore_settings=ignore_settings
+    comparisons = Comparisons(
+        compare_with(
+            load_facts(result), reference, tolerance=tolerance, only=only or (), ignore_settings=ignore_settings
+        )
     )
-    if json_file == "-":
-        sys.stdout.write(to_json_text(comparisons))
-    else:
-        print_comparisons(comparisons)
-        if json_file is not None:
-            write_output(json_file, to_json_text(comparisons))
-    if not all(comparison.agrees for comparison in comparisons):
+    show(comparisons, json_file)
+    if not comparisons.agrees:
         raise typer.Exit(EXIT_DIFFERS)

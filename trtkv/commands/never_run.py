@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from trtkv.commands.replay_job import Outcome, ReplayJob
-    from trtkv.traces.trace import RequestTrace
+    from trtkv.replay.closed_loop.outcome import Outcome
 
 
 class RunCount(NamedTuple):
@@ -25,17 +24,16 @@ def count_requests(report: Mapping[str, Any]) -> RunCount:
     return RunCount(report["requests"], report["skipped_requests"])
 
 
-def warn_of_never_run(job: ReplayJob, trace: RequestTrace, outcome: Outcome) -> str | None:
+def warn_of_never_run(outcome: Outcome) -> str | None:
     """A line about requests that were never run; None if all were run. Raises InvalidInputError if none was run."""
     from trtkv.errors import InvalidInputError
 
-    count = _count_outcome(outcome)
-    if count.num_never_run == 0:
+    if outcome.num_never_run == 0:
         return None
-    num_requests = count.num_run + count.num_never_run
-    if count.num_run == 0:
-        raise InvalidInputError(f"none of the {num_requests} requests can be run: {_reason(job, trace, outcome)}")
-    return f"warning: {count.num_never_run} of {num_requests} requests were never run; no count or rate includes them"
+    num_requests = outcome.num_run + outcome.num_never_run
+    if outcome.num_run == 0:
+        raise InvalidInputError(f"none of the {num_requests} requests can be run: {outcome.why_never_run()}")
+    return f"warning: {outcome.num_never_run} of {num_requests} requests were never run; no count or rate includes them"
 
 
 def warn_of_sweep(reports: Sequence[Mapping[str, Any]]) -> str | None:
@@ -55,35 +53,4 @@ def warn_of_sweep(reports: Sequence[Mapping[str, Any]]) -> str | None:
     return (
         f"warning: requests were never run in {num_empty + num_partial} of {len(counts)} runs, all of them in "
         f"{num_empty}; no count or rate includes them"
-    )
-
-
-def _count_outcome(outcome: Outcome) -> RunCount:
-    from trtkv.replay.result import ReplayResult
-    from trtkv.replay.scheduler_loop.loop_result import LoopResult
-
-    if isinstance(outcome, LoopResult):
-        return RunCount(outcome.counts.finished_requests, len(outcome.counts.refusals))
-    if isinstance(outcome, ReplayResult):
-        return RunCount(outcome.counts.requests, outcome.counts.skipped_requests)
-    return count_requests(outcome)
-
-
-def _reason(job: ReplayJob, trace: RequestTrace, outcome: Outcome) -> str:
-    """Why not even the easiest request runs, and what to do."""
-    from trtkv.commands.replay_job import SystemChoice
-    from trtkv.replay.scheduler_loop.loop_result import LoopResult
-
-    if isinstance(outcome, LoopResult):
-        easiest = min(outcome.counts.refusals, key=lambda refusal: refusal.prompt_tokens + refusal.output_tokens)
-        return easiest.reason
-    config = job.config
-    request = min(trace.requests, key=lambda request: request.input_length + request.output_length)
-    lengths = f"the smallest has {request.input_length} prompt and {request.output_length} output tokens"
-    needed = f" and needs {config.num_needed_blocks(request)} blocks of {config.tokens_per_block}"
-    if job.system is SystemChoice.NANO_SCHEDULER:
-        needed = ""
-    return (
-        f"{lengths}{needed}, the capacity of {config.capacity_tokens} tokens holds "
-        f"{config.num_primary_blocks(trace.requests)} blocks; enlarge it (--capacity-tokens, or --memory)"
     )

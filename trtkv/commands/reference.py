@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtkv.commands.output_files import check_outputs, write_output
+from trtkv.commands.show import show
+from trtkv.tables.json_text import json_text
 
 if TYPE_CHECKING:
     from trtkv.compare.checks import Check
@@ -34,18 +35,21 @@ def list_references(
     json_file: JsonOption = None,
 ) -> None:
     """List reference numbers with their definitions and sources."""
-    from trtkv.compare.compare_report import print_references
     from trtkv.compare.reference import load_runs
 
     numbers = _numbers(prefix)
     run_ids = [run for run in load_runs() if run.startswith(prefix)]
     if json_file is not None:
         entries: Sequence[object] = run_ids if runs else [number._asdict() for number in numbers]
-        write_output(json_file, json.dumps(entries, indent=2) + "\n")
+        write_output(json_file, json_text(entries))
     elif runs:
         typer.echo("\n".join(run_ids))
     else:
-        print_references(numbers, run_ids)
+        # No table, as ids are long and have to be copied.
+        typer.echo("Bundled reference numbers")
+        for number in numbers:
+            typer.echo(f"{number.id}  {number.text}\n    {number.what}; {number.source} ({number.mark})")
+        typer.echo(f"and {len(run_ids)} recorded runs of the original manager (ids: --runs)")
 
 
 @reference_app.command()
@@ -59,8 +63,7 @@ def check(
     Files are told by name and checksum. Exit code 0: all agree, those of papers within the tolerance shown; 1: some
     differ; 2: no trace at hand.
     """
-    from trtkv.compare.checks import DIFFERS, check_numbers, find_traces
-    from trtkv.compare.compare_report import print_checks, to_json_text
+    from trtkv.compare.checks import Checks, check_numbers, find_traces
 
     traces = find_traces(folder)
     check_outputs([json_file], traces.values())
@@ -72,11 +75,12 @@ def check(
             sys.stderr.write(f"\r{len(checks)} of {len(numbers)}")
     if sys.stderr.isatty():
         sys.stderr.write("\n")
+    found_again = Checks(checks)
     if json_file is None:
-        print_checks(checks)
+        show(found_again, None)
     else:
-        write_output(json_file, to_json_text(checks))
-    if any(found.verdict == DIFFERS for found in checks):
+        write_output(json_file, json_text(found_again.to_json()))
+    if not found_again.agrees:
         raise typer.Exit(EXIT_DIFFERS)
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from trtkv.commands.output_files import open_output
+from trtkv._version import __version__
+from trtkv.commands.output_files import write_output
 from trtkv.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from trtkv.replay.closed_loop import Progress
+    from trtkv.replay.closed_loop.closed_loop import Progress
+    from trtkv.replay.closed_loop.outcome import Outcome
+    from trtkv.replay.closed_loop.result import ReplayResult
     from trtkv.replay.config import ReplayConfig
-    from trtkv.replay.result import ReplayResult
     from trtkv.traces.trace import RequestTrace
 
 ProgressBar = Callable[[int], "AbstractContextManager[Progress | None]"]
@@ -46,9 +47,9 @@ def check_extras(options: ExtraOptions, *, is_plain_replay: bool) -> None:
     """Refuse what cannot be done before anything is run. Raises MissingExtraError without the plot library."""
     from trtkv.replay.report.plots import require_plots
 
-    if not is_plain_replay and (options.wants_causes or options.curve is not None):
+    if not is_plain_replay and (options.explain or options.explain_file is not None or options.curve is not None):
         raise InvalidInputError(
-            "--explain, --explain-requests, --curve and --html are about the closed loop of TensorRT-LLM's manager; "
+            "--explain, --explain-requests and --curve are about the closed loop of TensorRT-LLM's manager; "
             "leave --scheduler and --system out"
         )
     if options.curve is not None and options.curve < 1:
@@ -70,7 +71,8 @@ def check_bounds(options: ExtraOptions, trace: RequestTrace, config: ReplayConfi
 def add_extras(result: ReplayResult, options: ExtraOptions, progress_bar: ProgressBar) -> ReplayResult:
     """The result with bounds and the curve that were asked for; a page gets both, the curve from the model alone."""
     from trtkv.replay.bounds.bounds import bounds_of
-    from trtkv.replay.bounds.capacity_curve import measure_curve, model_curve
+    from trtkv.replay.bounds.capacity_curve import model_curve
+    from trtkv.replay.closed_loop.measured_curve import measure_curve
 
     trace, config = result.trace, result.config
     if options.bounds or options.html_file is not None:
@@ -85,18 +87,17 @@ def add_extras(result: ReplayResult, options: ExtraOptions, progress_bar: Progre
         curve = model_curve(trace.requests, config.tokens_per_block)
     else:
         return result
-    return replace(result, curve=curve)
+    return result.with_curve(curve)
 
 
-def write_extras(result: ReplayResult, options: ExtraOptions) -> None:
-    """Write the causes of each request, and the page."""
-    from trtkv.replay.report.html_report import html_report
+def write_extras(outcome: Outcome, options: ExtraOptions, command: str) -> None:
+    """Write the causes of each request, and the page, which names the command."""
+    from trtkv.replay.report.page import html_report
+    from trtkv.tables.csv_text import csv_text
 
-    if options.explain_file is not None and result.explanation is not None:
-        with open_output(options.explain_file) as stream:
-            result.explanation.write_requests(stream)
+    if options.explain_file is not None and outcome.explanation is not None:
+        write_output(options.explain_file, csv_text(outcome.explanation.requests_table()))
     if options.html_file is not None:
-        with open_output(options.html_file) as stream:
-            stream.write(html_report(result))
+        write_output(options.html_file, html_report(outcome, {"trtkv": __version__, "command": command}))
         if options.html_file != "-":
             typer.echo(f"page: {options.html_file}", err=True)

@@ -3,48 +3,29 @@
 from __future__ import annotations
 
 import gc
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from trtkv.commands.model_options import make_options, make_plan
 from trtkv.commands.replay_extras import ExtraOptions, add_extras, check_bounds, check_extras
-from trtkv.commands.scheduler_replay import (
-    SchedulerOptions,
-    make_loop_config,
-    refuse_without_scheduler,
-    run_scheduler_loop,
-)
+from trtkv.commands.replay_options import ReplayOptions, SystemChoice
+from trtkv.commands.scheduler_replay import make_loop_config, refuse_without_scheduler, run_scheduler_loop
 
 if TYPE_CHECKING:
-    from trtkv.replay.closed_loop import Progress
+    from trtkv.replay.closed_loop.closed_loop import Progress
+    from trtkv.replay.closed_loop.outcome import Outcome
     from trtkv.replay.config import ReplayConfig
-    from trtkv.replay.result import ReplayResult
+    from trtkv.replay.nano.nano_result import NanoResult
     from trtkv.replay.scheduler_loop.loop_config import LoopConfig
-    from trtkv.replay.scheduler_loop.loop_result import LoopResult
     from trtkv.traces.trace import RequestTrace
-
-    Outcome: TypeAlias = "ReplayResult | LoopResult | dict[str, object]"
-
-Options: TypeAlias = "Mapping[str, Any]"
-"""Arguments of the function ``trtkv.commands.replay.replay`` by name."""
 
 ProgressBar = Callable[[int], "AbstractContextManager[Progress | None]"]
 
 LONG_LISTS: Final = ("per_request", "utilisation", "refused_requests")
 """Parts of a report with an entry for each request or many steps."""
-
-
-class SystemChoice(str, Enum):
-    """Values of ``--system``."""
-
-    TENSORRT_LLM = "tensorrt-llm"
-    NANO = "nano"
-    NANO_SCHEDULER = "nano-scheduler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,32 +74,30 @@ class ReplayJob:
         return self.loop is None and self.system is SystemChoice.TENSORRT_LLM
 
 
-def make_trace_settings(options: Options) -> TraceSettings:
+def make_trace_settings(options: ReplayOptions) -> TraceSettings:
     """How the options say to read the trace."""
     return TraceSettings(
-        path=options["trace"],
-        format_name=options["trace_format"],
-        block_size=options["block_size"],
-        tokenizer=options["tokenizer"],
-        chat_template=options["chat_template"],
-        lenient=options["lenient"],
-        limit=options["limit"],
+        path=options.trace,
+        format_name=options.trace_format,
+        block_size=options.block_size,
+        tokenizer=options.tokenizer,
+        chat_template=options.chat_template,
+        lenient=options.lenient,
+        limit=options.limit,
     )
 
 
-def make_job(options: Options, tell: Callable[[str], None] | None = None) -> ReplayJob:
+def make_job(options: ReplayOptions, tell: Callable[[str], None] | None = None) -> ReplayJob:
     """What the options say to run. Raises InvalidInputError for options that cannot be or do not go together.
 
     ``tell`` is called with what a model's memory became, in a line.
     """
-    system = options["system"]
+    system = options.system
     config = _make_config(options, tell)
     _check_system(system, config)
     loop = _make_loop(options, config)
-    extras = ExtraOptions(
-        options["explain"], options["explain_file"], options["bounds"], options["curve"], options["html_file"]
-    )
-    job = ReplayJob(system, config, loop, options["record"], extras)
+    extras = ExtraOptions(options.explain, options.explain_file, options.bounds, options.curve, options.html_file)
+    job = ReplayJob(system, config, loop, options.record, extras)
     check_extras(extras, is_plain_replay=job.is_plain)
     _check_bounds(job)
     return job
@@ -126,8 +105,8 @@ def make_job(options: Options, tell: Callable[[str], None] | None = None) -> Rep
 
 def run_job(job: ReplayJob, trace: RequestTrace, progress_bar: ProgressBar) -> Outcome:
     """Run it, and what was asked for beside it; the loop's program is written if that was asked for, nothing else."""
+    from trtkv.replay.closed_loop.run import replay_trace
     from trtkv.replay.model_capacity import check_lengths
-    from trtkv.replay.result import replay_trace
 
     check_lengths(job.config, trace)
     if job.loop is not None:
@@ -143,52 +122,44 @@ def run_job(job: ReplayJob, trace: RequestTrace, progress_bar: ProgressBar) -> O
 
 def short_report(outcome: Outcome) -> dict[str, object]:
     """The JSON report of a run without its LONG_LISTS."""
-    from trtkv.replay.report.loop_report import loop_json
-    from trtkv.replay.result import ReplayResult
-    from trtkv.replay.scheduler_loop.loop_result import LoopResult
-
-    if isinstance(outcome, LoopResult):
-        report = cast("dict[str, object]", json.loads(loop_json(outcome)))
-    else:
-        report = outcome.to_json() if isinstance(outcome, ReplayResult) else outcome
-    return {name: part for name, part in report.items() if name not in LONG_LISTS}
+    return {name: part for name, part in outcome.to_json().items() if name not in LONG_LISTS}
 
 
-def _make_config(options: Options, tell: Callable[[str], None] | None) -> ReplayConfig:
+def _make_config(options: ReplayOptions, tell: Callable[[str], None] | None) -> ReplayConfig:
     """The manager; a model and its memory stand in place of capacities and windows."""
     from trtkv.errors import InvalidInputError
     from trtkv.replay.config import ReplayConfig
     from trtkv.replay.model_capacity import apply_cache_plan, describe_cache_plan
 
     config = ReplayConfig(
-        tokens_per_block=options["tokens_per_block"],
-        capacity_tokens=_parse_capacity(options["capacity_tokens"] or "inf"),
-        host_tokens=_parse_tokens("--host-tokens", options["host_tokens"] or "0"),
-        live=options["live"],
-        partial_reuse=not options["no_partial_reuse"],
-        copy_on_partial_reuse=not options["no_copy_on_partial_reuse"],
-        windows=tuple(map(_parse_window, options["window"] or ["full"])),
-        compatibility=options["compatibility"],
+        tokens_per_block=options.tokens_per_block,
+        capacity_tokens=_parse_capacity(options.capacity_tokens or "inf"),
+        host_tokens=_parse_tokens("--host-tokens", options.host_tokens or "0"),
+        live=options.live,
+        partial_reuse=not options.no_partial_reuse,
+        copy_on_partial_reuse=not options.no_copy_on_partial_reuse,
+        windows=tuple(map(_parse_window, options.window or ["full"])),
+        compatibility=options.compatibility,
     )
-    if options["model"] is None or options["memory"] is None:
+    if options.model is None or options.memory is None:
         about_a_model = ("model", "memory", "host_memory", "max_seq_len", "window_shares")
-        if any(options[name] is not None for name in about_a_model) or options["tp"] != 1:
+        if any(getattr(options, name) is not None for name in about_a_model) or options.tp != 1:
             raise InvalidInputError("a cache is sized from --model and --memory together; give both")
         return config
-    if any(options[name] for name in ("capacity_tokens", "host_tokens", "window")):
+    if options.capacity_tokens or options.host_tokens or options.window:
         raise InvalidInputError(
             "--model and --memory decide what fits; leave --capacity-tokens, --host-tokens and --window out"
         )
     sizing = make_options(
-        options["memory"],
-        options["host_memory"],
-        options["kv_dtype"],
-        options["tp"],
-        options["tokens_per_block"],
-        options["max_seq_len"],
-        options["window_shares"],
+        options.memory,
+        options.host_memory,
+        options.kv_dtype,
+        options.tp,
+        options.tokens_per_block,
+        options.max_seq_len,
+        options.window_shares,
     )
-    plan = make_plan(options["model"], sizing)
+    plan = make_plan(options.model, sizing)
     if tell is not None:
         tell(f"size: {describe_cache_plan(plan)}")
     return apply_cache_plan(config, plan)
@@ -206,17 +177,16 @@ def _check_system(system: SystemChoice, config: ReplayConfig) -> None:
         )
 
 
-def _make_loop(options: Options, config: ReplayConfig) -> LoopConfig | None:
+def _make_loop(options: ReplayOptions, config: ReplayConfig) -> LoopConfig | None:
     """Settings of the scheduler loop, or None for the closed loop; refuses options of the other one."""
     from trtkv.errors import InvalidInputError
 
-    scheduling = SchedulerOptions(*(options[name] for name in SchedulerOptions._fields))
-    if scheduling.scheduler is None:
-        refuse_without_scheduler(scheduling)
+    if options.scheduler is None:
+        refuse_without_scheduler(options)
         return None
-    if config.live != 1 or options["bounds"] or options["system"] is not SystemChoice.TENSORRT_LLM:
+    if config.live != 1 or options.bounds or options.system is not SystemChoice.TENSORRT_LLM:
         raise InvalidInputError("--live, --bounds and --system do not go with --scheduler; leave them out")
-    return make_loop_config(scheduling, config)
+    return make_loop_config(options, config)
 
 
 def _check_bounds(job: ReplayJob) -> None:
@@ -226,11 +196,9 @@ def _check_bounds(job: ReplayJob) -> None:
         raise InvalidInputError("--bounds is about the closed loop; use --system nano")
 
 
-def _run_nano(job: ReplayJob, trace: RequestTrace, progress_bar: ProgressBar) -> dict[str, object]:
-    """The report of a run on nano-vllm, with its bounds as last entry if they were asked for."""
+def _run_nano(job: ReplayJob, trace: RequestTrace, progress_bar: ProgressBar) -> NanoResult:
     from trtkv.replay.bounds.bounds import compute_bounds
     from trtkv.replay.nano.nano_driver import run_nano, run_nano_scheduler
-    from trtkv.replay.report.nano_report import nano_report
 
     config = job.config
     settings: dict[str, Any] = {
@@ -240,10 +208,10 @@ def _run_nano(job: ReplayJob, trace: RequestTrace, progress_bar: ProgressBar) ->
     }
     run = run_nano if job.system is SystemChoice.NANO else run_nano_scheduler
     with progress_bar(len(trace.requests)) as progress, _without_cycle_collector():
-        report = nano_report(trace, run(trace.requests, **settings, progress=progress))
+        result = run(trace, **settings, progress=progress)
     if not job.extras.bounds:
-        return report
-    return {**report, "bounds": compute_bounds(trace.requests, **settings, partial_reuse=False).to_json()}
+        return result
+    return replace(result, bounds=compute_bounds(trace.requests, **settings, partial_reuse=False))
 
 
 @contextmanager

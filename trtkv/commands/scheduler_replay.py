@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import typer
-
-from trtkv.commands.output_files import open_output, write_output
+from trtkv.commands.output_files import open_output
+from trtkv.commands.replay_options import SCHEDULER_ONLY, ArrivalsChoice, ChunkPolicyChoice
 
 if TYPE_CHECKING:
-    from trtkv.replay.closed_loop import Progress
+    from trtkv.commands.replay_options import ReplayOptions
+    from trtkv.replay.closed_loop.closed_loop import Progress
     from trtkv.replay.config import ReplayConfig
     from trtkv.replay.scheduler_loop.loop_config import LoopConfig
     from trtkv.replay.scheduler_loop.loop_result import LoopResult
@@ -21,53 +20,16 @@ if TYPE_CHECKING:
     from trtkv.traces.trace import RequestTrace
 
 
-class SchedulerChoice(str, Enum):
-    """Values of ``--scheduler``."""
-
-    MAX_UTILIZATION = "max-utilization"
-    GUARANTEED_NO_EVICT = "guaranteed-no-evict"
-    STATIC_BATCH = "static-batch"
-
-
-class ArrivalsChoice(str, Enum):
-    """Values of ``--arrivals``."""
-
-    ASAP = "asap"
-    TRACE = "trace"
-
-
-class ChunkPolicyChoice(str, Enum):
-    """Values of ``--chunk-policy``."""
-
-    EQUAL_PROGRESS = "equal-progress"
-    FIRST_COME_FIRST_SERVED = "first-come-first-served"
-    FORCE_CHUNK = "force-chunk"
-
-
-class SchedulerOptions(NamedTuple):
-    """Options of the scheduler loop as given; None is not given."""
-
-    scheduler: SchedulerChoice | None
-    max_batch_size: int | None
-    max_num_tokens: int | None
-    arrivals: ArrivalsChoice | None
-    step_time: str | None
-    chunked_context: bool
-    chunk_policy: ChunkPolicyChoice | None
-    chunk_unit: int | None
-    record: str | None
-
-
-def refuse_without_scheduler(options: SchedulerOptions) -> None:
+def refuse_without_scheduler(options: ReplayOptions) -> None:
     """Options that mean nothing in the closed loop are an error there."""
     from trtkv.errors import InvalidInputError
 
-    given = [f"--{name.replace('_', '-')}" for name, value in options._asdict().items() if value not in (None, False)]
+    given = [f"--{name.replace('_', '-')}" for name in SCHEDULER_ONLY if getattr(options, name) not in (None, False)]
     if given:
         raise InvalidInputError(f"{', '.join(given)}: only with --scheduler; add it or leave them out")
 
 
-def make_loop_config(options: SchedulerOptions, cache: ReplayConfig) -> LoopConfig:
+def make_loop_config(options: ReplayOptions, cache: ReplayConfig) -> LoopConfig:
     """Settings of the loop; ``--scheduler`` must be given. Raises ConfigurationError and InvalidInputError."""
     from trtkv.errors import check
     from trtkv.replay.scheduler_loop.arrival_queue import ArrivalMode
@@ -87,7 +49,7 @@ def make_loop_config(options: SchedulerOptions, cache: ReplayConfig) -> LoopConf
     )
 
 
-def _make_chunking(options: SchedulerOptions, tokens_per_block: int) -> ContextChunkingConfig | None:
+def _make_chunking(options: ReplayOptions, tokens_per_block: int) -> ContextChunkingConfig | None:
     from trtkv.errors import InvalidInputError
     from trtkv.scheduler.scheduler_config import ChunkingPolicy, ContextChunkingConfig
 
@@ -107,7 +69,7 @@ def run_scheduler_loop(
     progress_of: Callable[[int], AbstractContextManager[Progress | None]],
 ) -> LoopResult:
     """Run the loop; with ``record`` every change of it is written to that file while it happens."""
-    from trtkv.replay.scheduler_loop.loop_result import replay_with_scheduler
+    from trtkv.replay.scheduler_loop.run import replay_with_scheduler
 
     seconds_per_unit = trace.seconds_per_unit
     with progress_of(len(trace.requests)) as progress:
@@ -120,20 +82,6 @@ def run_scheduler_loop(
             return replay_with_scheduler(
                 trace, config, seconds_per_unit=seconds_per_unit, backend=backend, progress=progress
             )
-
-
-def show_loop_result(result: LoopResult, json_file: str | None) -> None:
-    """Tables on standard output and JSON to a file; or JSON alone on standard output."""
-    from trtkv.replay.report.loop_report import loop_json, loop_notes, print_loop_report
-
-    if json_file == "-":
-        sys.stdout.write(loop_json(result))
-        for line in loop_notes(result):
-            typer.echo(line, err=True)
-        return
-    if json_file is not None:
-        write_output(json_file, loop_json(result))
-    print_loop_report(result)
 
 
 def _underscored(choice: Enum | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +20,8 @@ from trtkv.commands.model_options import (
     make_options,
     make_plan,
 )
-from trtkv.commands.output_files import check_outputs, write_output
+from trtkv.commands.output_files import check_outputs
+from trtkv.commands.show import show
 
 EXIT_MISMATCH = 1
 
@@ -55,7 +55,7 @@ def size(
 ) -> None:
     """Show what fits: bytes a token, blocks and tokens of each window, for a model and an amount of memory."""
     from trtkv.sizing.plan_check import check_plan
-    from trtkv.sizing.plan_report import plan_json_text, print_plan
+    from trtkv.sizing.plan_report import PlanReport
 
     options = replace(
         make_options(memory, host_memory, kv_dtype, tp, tokens_per_block, max_seq_len, window_shares),
@@ -67,12 +67,7 @@ def size(
     check_outputs([json_file], [model])
     plan = make_plan(model, options)
     outcome = check_plan(plan) if check else None
-    if json_file == "-":
-        sys.stdout.write(plan_json_text(plan, outcome))
-    else:
-        print_plan(plan, outcome)
-        if json_file is not None:
-            write_output(json_file, plan_json_text(plan, outcome))
+    show(PlanReport(plan, outcome), json_file)
     if outcome is not None and not outcome.is_good:
         raise typer.Exit(EXIT_MISMATCH)
 

@@ -16,17 +16,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 import typer.main
 
+from trtkv.commands.command_record import as_command
 from trtkv.commands.never_run import warn_of_sweep
-from trtkv.commands.output_files import check_outputs, open_output, output_path
-from trtkv.commands.replay import replay
+from trtkv.commands.output_files import check_outputs, output_path, write_output
+from trtkv.commands.progress import progress_bar
 from trtkv.commands.replay_job import ReplayJob, TraceSettings, make_job, make_trace_settings, run_job, short_report
+from trtkv.commands.replay_options import OUTPUT_FILES, ReplayOptions
+from trtkv.commands.show import show
 
 if TYPE_CHECKING:
+    from trtkv.replay.sweep.columns import Cell
     from trtkv.replay.sweep.grid import Configuration
     from trtkv.replay.sweep.task import Report, SweepTask
     from trtkv.traces.trace import RequestTrace
 
-NOT_SET: Final = ("trace", "json_file", "record", "explain_file", "html_file", "curve", "help")
+NOT_SET: Final = ("trace", *OUTPUT_FILES, "curve", "help")
 """Parameters of a replay that a sweep does not set: traces are named by themselves, a file belongs to one replay, and a
 curve is a sweep of its own."""
 
@@ -58,15 +62,15 @@ def sweep(
     parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows as Parquet.")] = None,
 ) -> None:
     """Replay traces with every combination of settings, on all processors or a cluster; stop and go on at will."""
-    from trtkv.replay.report.terminal import progress_bar
     from trtkv.replay.sweep.columns import make_row
-    from trtkv.replay.sweep.export import check_parquet, write_csv, write_parquet
     from trtkv.replay.sweep.grid import parse_settings
+    from trtkv.replay.sweep.parquet import check_parquet, write_parquet
     from trtkv.replay.sweep.results_file import ResultsFile
     from trtkv.replay.sweep.sweep import run_sweep
-    from trtkv.replay.sweep.sweep_report import print_sweep
+    from trtkv.replay.sweep.sweep_table import SweepTable
+    from trtkv.tables.csv_text import csv_text
 
-    options = _ReplayOptions()
+    options = OptionParser()
     grid = {"trace": traces, **parse_settings(settings, options.names)}
     tasks = make_tasks(grid, options)
     check_outputs((results, csv, parquet), traces)
@@ -82,14 +86,14 @@ def sweep(
     warning = warn_of_sweep(outcome.reports)
     if warning is not None:
         typer.echo(warning, err=True)
-    rows = [make_row(task.configuration, report) for task, report in zip(tasks, outcome.reports, strict=True)]
-    print_sweep(rows, grid)
+    pairs = zip(tasks, outcome.reports, strict=True)
+    table = SweepTable([make_row(options.cells(dict(task.configuration)), report) for task, report in pairs], grid)
+    show(table, None)
     if csv is not None:
-        with open_output(csv) as stream:
-            write_csv(rows, stream)
+        write_output(csv, csv_text(table.all_columns()))
     if parquet is not None:
         with output_path(parquet) as path:
-            write_parquet(rows, path)
+            write_parquet(table.rows, path)
 
 
 def read_trace(settings: TraceSettings) -> RequestTrace:
@@ -99,12 +103,10 @@ def read_trace(settings: TraceSettings) -> RequestTrace:
 
 def run_replay(trace: RequestTrace, job: ReplayJob) -> Report:
     """The report of a run; shows nothing."""
-    from trtkv.replay.report.terminal import progress_bar
-
     return short_report(run_job(job, trace, functools.partial(progress_bar, quiet=True)))
 
 
-def make_tasks(grid: Mapping[str, Sequence[str]], options: _ReplayOptions) -> list[SweepTask]:
+def make_tasks(grid: Mapping[str, Sequence[str]], options: OptionParser) -> list[SweepTask]:
     """A task for each combination, in order. InvalidInputError names one that cannot be run."""
     from trtkv.errors import InvalidInputError, TrtkvError
     from trtkv.replay.sweep.grid import describe, expand_grid
@@ -119,7 +121,7 @@ def make_tasks(grid: Mapping[str, Sequence[str]], options: _ReplayOptions) -> li
     return tasks
 
 
-def _make_task(configuration: Configuration, options: _ReplayOptions, digest: Callable[[str], str | None]) -> SweepTask:
+def _make_task(configuration: Configuration, options: OptionParser, digest: Callable[[str], str | None]) -> SweepTask:
     from trtkv._version import __version__
     from trtkv.replay.sweep.task import SweepTask
 
@@ -144,18 +146,13 @@ def _plain(value: object) -> object:
     return value.value if isinstance(value, Enum) else str(value)
 
 
-class _ReplayOptions:
-    """The options of ``trtkv replay`` that a sweep can set, parsed by the command itself."""
+class OptionParser:
+    """Reads the options of ``trtkv replay`` that a sweep can set, as the command itself does."""
 
     def __init__(self) -> None:
-        self._given: dict[str, Any] = {}
-
-        @functools.wraps(replay)
-        def capture(**given: Any) -> None:
-            self._given = given
-
+        self._read: list[ReplayOptions] = []
         app = typer.Typer(add_completion=False)
-        app.command()(capture)
+        app.command()(as_command(ReplayOptions, self._read.append))
         self._command = typer.main.get_command(app)
         self._parameters: dict[str, Any] = {
             parameter.opts[0].lstrip("-").replace("-", "_"): parameter
@@ -168,8 +165,8 @@ class _ReplayOptions:
         """Options by name, with underscores."""
         return list(self._parameters)
 
-    def parse(self, configuration: Configuration) -> dict[str, Any]:
-        """All arguments of ``replay`` for a configuration, which names a trace too."""
+    def parse(self, configuration: Configuration) -> ReplayOptions:
+        """All options of a configuration, which names a trace too."""
         from trtkv.errors import InvalidInputError
 
         arguments = [configuration["trace"]]
@@ -180,7 +177,23 @@ class _ReplayOptions:
             self._command.main(arguments, prog_name="trtkv sweep", standalone_mode=False)
         except typer.BadParameter as error:
             raise InvalidInputError(error.format_message()) from error
-        return self._given
+        return self._read.pop()
+
+    def cells(self, configuration: Configuration) -> dict[str, Cell]:
+        """The values of a configuration by name, each of its option's type; lists are text."""
+        options = self.parse(configuration)
+        fields = {name: parameter.name for name, parameter in self._parameters.items()} | {"trace": "trace"}
+        return {name: _cell(getattr(options, fields[name])) for name in configuration}
+
+
+def _cell(value: object) -> Cell:
+    from trtkv.replay.sweep.grid import LIST_SEPARATOR
+
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, list):
+        return LIST_SEPARATOR.join(map(str, value))
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
 
 
 def _arguments(parameter: Any, name: str, value: str) -> list[str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from trtkv.commands.format_choice import FormatOption
-from trtkv.commands.output_files import check_outputs, write_output
+from trtkv.commands.output_files import check_outputs
+from trtkv.commands.show import show
 
 
 def info(
@@ -35,7 +35,6 @@ def info(
     """Show what a trace holds: requests, tokens, sharing of prefixes, reuse distances, working sets."""
     from trtkv.errors import InvalidInputError
     from trtkv.traces.info.trace_info import describe_trace
-    from trtkv.traces.info.trace_info_report import print_trace_info, trace_info_json
     from trtkv.traces.trace_reader import read_trace
 
     if tokens_per_block is not None and tokens_per_block < 1:
@@ -52,10 +51,4 @@ def info(
         allow_lengths_only=True,
     )
     typer.echo(f"format: {loaded.detected}", err=True)
-    found = describe_trace(loaded, tokens_per_block=tokens_per_block)
-    if json_file == "-":
-        sys.stdout.write(trace_info_json(found))
-        return
-    print_trace_info(found)
-    if json_file is not None:
-        write_output(json_file, trace_info_json(found))
+    show(describe_trace(loaded, tokens_per_block=tokens_per_block), json_file)

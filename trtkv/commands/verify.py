@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from trtkv.commands.output_files import check_outputs, write_output
+from trtkv.commands.output_files import check_outputs
+from trtkv.commands.show import show
 
 EXIT_DIFFERENT = 1
 
@@ -27,17 +28,12 @@ def verify(
 
     Exit status: 0 all equal, 1 something differs or cannot run here, 2 the input cannot be read.
     """
-    from trtkv.verify.report import write_json, write_text
+    from trtkv.verify.report import VerificationReport
     from trtkv.verify.runner import find_programs, verify_programs
 
     programs = find_programs(paths)
     check_outputs([json_file], programs)
-    results = list(verify_programs(programs, jobs))
-    if json_file is not None and str(json_file) == "-":
-        typer.echo(write_json(results), nl=False)
-    else:
-        typer.echo(write_text(results), nl=False)
-        if json_file is not None:
-            write_output(json_file, write_json(results))
-    if not all(result.is_equal for result in results):
+    report = VerificationReport(list(verify_programs(programs, jobs)))
+    show(report, None if json_file is None else str(json_file), boxed=False)
+    if not report.is_equal:
         raise typer.Exit(EXIT_DIFFERENT)

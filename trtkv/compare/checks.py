@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 from math import fsum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from trtkv.common import ceil_div
+from trtkv.compare.comparison import DIFFERS, EQUAL, WITHIN, verdict_mark
 from trtkv.compare.reference import ReferenceNumber, TraceSource, load_traces
 from trtkv.errors import InvalidInputError
 from trtkv.replay.bounds.simple_caches import ACCESS_POLICIES, SequentialRules, sequential_hits
+from trtkv.tables.result import Result
+from trtkv.tables.table import Table, list_table
+from trtkv.tables.wording import rate, ratio, signed, signed_share
 from trtkv.traces.prefixes.infinite_matches import infinite_hit_tokens, infinite_matches
 from trtkv.traces.prefixes.path_ids import path_ids
 from trtkv.traces.prefixes.prefix_tree import PrefixTree
@@ -23,10 +28,6 @@ from trtkv.traces.trace_reader import read_trace
 
 if TYPE_CHECKING:
     from trtkv.traces.trace import TraceRequest
-
-EQUAL: Final = "equal"
-WITHIN: Final = "within tolerance"
-DIFFERS: Final = "differs"
 
 RULES: Final = {
     "A": SequentialRules(),
@@ -57,6 +58,17 @@ class Check(NamedTuple):
     """Got minus expected: of the rate where the reference is one, else of the count."""
     verdict: str
 
+    @property
+    def got_text(self) -> str:
+        """What was found, in the form of the reference."""
+        got = self.got
+        return rate(got.value or 0.0) if self.number.is_rate_only else ratio(got.numerator, got.denominator)
+
+    @property
+    def difference_text(self) -> str:
+        """The difference, in percentage points for rates."""
+        return signed_share(self.difference) if self.number.is_rate_only else signed(self.difference)
+
     def to_json(self) -> dict[str, object]:
         """Id, expected and got, in a fixed order."""
         return {
@@ -74,6 +86,42 @@ class Check(NamedTuple):
             "tolerance": self.number.tolerance,
             "verdict": self.verdict,
         }
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Checks(Result):
+    """Reference numbers found again."""
+
+    checks: Sequence[Check]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether no number differs beyond its tolerance."""
+        return all(check.verdict != DIFFERS for check in self.checks)
+
+    def to_json(self) -> list[dict[str, object]]:
+        """All of them."""
+        return [check.to_json() for check in self.checks]
+
+    def tables(self) -> list[Table]:
+        """Expected beside got, and how many agree."""
+        verdicts = [check.verdict for check in self.checks]
+        return [
+            list_table(
+                "Reference numbers found again",
+                {
+                    "number": lambda check: check.number.id,
+                    "verdict": lambda check: verdict_mark(check.verdict),
+                    "expected": lambda check: check.number.text,
+                    "got": lambda check: check.got_text,
+                    "off by": lambda check: check.difference_text,
+                    "allowed": lambda check: f"{check.number.tolerance:g}",
+                },
+                self.checks,
+                texts=4,
+                notes=[", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in (EQUAL, WITHIN, DIFFERS))],
+            )
+        ]
 
 
 class Measurements:

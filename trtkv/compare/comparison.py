@@ -8,6 +8,9 @@ from typing import Final, NamedTuple
 
 from trtkv.compare.facts import Fact, Facts
 from trtkv.errors import InvalidInputError
+from trtkv.tables.result import Result
+from trtkv.tables.table import Mark, Table, list_table
+from trtkv.tables.wording import signed, signed_share
 
 EQUAL: Final = "equal"
 WITHIN: Final = "within tolerance"
@@ -30,6 +33,11 @@ class Line(NamedTuple):
     tolerance: float
     verdict: str
 
+    @property
+    def difference_text(self) -> str:
+        """The difference, in percentage points for rates."""
+        return signed_share(self.difference) if self.reference.is_rate else signed(self.difference)
+
     def to_json(self) -> dict[str, object]:
         """Both sides in a fixed order."""
         return {
@@ -43,8 +51,8 @@ class Line(NamedTuple):
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Result):
     """All numbers that both sides have."""
 
     result: str
@@ -56,6 +64,28 @@ class Comparison:
     unchecked_settings: list[str]
     """Those that only one side names."""
     lines: list[Line]
+
+    def tables(self) -> list[Table]:
+        """Both sides of each number."""
+        notes = [self.source] if self.source else []
+        if self.unchecked_settings:
+            notes.append(f"Known on one side only, not checked: {', '.join(self.unchecked_settings)}.")
+        return [
+            list_table(
+                f"{self.result} beside {self.reference}",
+                {
+                    "number": lambda line: line.name,
+                    "verdict": lambda line: verdict_mark(line.verdict),
+                    "result": lambda line: line.result.text,
+                    "reference": lambda line: line.reference.text,
+                    "difference": lambda line: line.difference_text,
+                    "tolerance": lambda line: f"{line.tolerance:g}",
+                },
+                self.lines,
+                texts=4,
+                notes=notes,
+            )
+        ]
 
     @property
     def agrees(self) -> bool:
@@ -73,6 +103,31 @@ class Comparison:
             "agrees": self.agrees,
             "lines": [line.to_json() for line in self.lines],
         }
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparisons(Result):
+    """A result beside several references."""
+
+    comparisons: Sequence[Comparison]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all of them agree."""
+        return all(comparison.agrees for comparison in self.comparisons)
+
+    def to_json(self) -> list[dict[str, object]]:
+        """All of them."""
+        return [comparison.to_json() for comparison in self.comparisons]
+
+    def tables(self) -> list[Table]:
+        """A table for each reference."""
+        return [table for comparison in self.comparisons for table in comparison.tables()]
+
+
+def verdict_mark(verdict: str) -> Mark:
+    """A verdict as good or bad news."""
+    return Mark(verdict, "good" if verdict == EQUAL else "bad" if verdict == DIFFERS else "warning")
 
 
 def compare_facts(

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from trtkv.errors import InvalidInputError
-from trtkv.replay import result as replay_result
-from trtkv.replay.nano import nano_driver
+from trtkv.replay.closed_loop import result as replay_result
+from trtkv.replay.nano import nano_result
+from trtkv.tables.wording import ratio, share
 
 BLOCKS: Final = "prompt blocks found in the cache, wholly or in part, summed over windows"
 FULL_BLOCKS: Final = "full prompt blocks found in the cache, the last one never"
@@ -62,6 +63,13 @@ class Fact(NamedTuple):
         if self.denominator is None:
             return self.numerator
         return self.numerator / self.denominator if self.denominator else 0.0
+
+    @property
+    def text(self) -> str:
+        """As people read it."""
+        if self.denominator is None:
+            return ratio(self.numerator, None)
+        return f"{ratio(self.numerator, self.denominator)}\n= {share(self.numerator, self.denominator)}"
 
     @property
     def is_rate(self) -> bool:
@@ -154,7 +162,7 @@ def _of_kv_cache_stats(stats: Mapping[str, Any], label: str) -> Facts:
 
 
 def _of_replay(data: Mapping[str, Any], label: str) -> Facts:
-    nano = data.get("system") == nano_driver.SYSTEM_NAME
+    nano = data.get("system") == nano_result.SYSTEM_NAME
     facts = Facts(label, "replay on nano-vllm" if nano else "replay", _replay_settings(data, nano))
     for name, definition in (NANO_DEFINITIONS if nano else TENSORRT_DEFINITIONS).items():
         if name in data:

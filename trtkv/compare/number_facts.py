@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from trtkv.compare.comparison import NotComparableError
 from trtkv.compare.facts import Facts
 from trtkv.compare.reference import ReferenceNumber
-from trtkv.replay import result as replay_result
 from trtkv.replay.bounds import bounds
-from trtkv.replay.nano import nano_driver
+from trtkv.replay.closed_loop import result as replay_result
+from trtkv.replay.nano import nano_result
 from trtkv.traces.info import trace_info
 
 SHORT_TRACES = {
@@ -39,7 +39,7 @@ def places_of(number: ReferenceNumber) -> list[Place]:
     if number.method == "infinite_capped_blocks":
         return [
             Place("infinite_full_block_hit_rate", trace_info.ENGINE_RATE, {"tokens_per_block": block}),
-            Place("block_hit_rate", nano_driver.BLOCK_HIT_RATE, {"tokens_per_block": block, **unlimited}),
+            Place("block_hit_rate", nano_result.BLOCK_HIT_RATE, {"tokens_per_block": block, **unlimited}),
         ]
     if number.method == "mean_blocks":
         return [Place("infinite_mean_block_hit_rate", trace_info.MEAN_BLOCK_RATE, {"tokens_per_block": block})]

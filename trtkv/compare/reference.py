@@ -9,6 +9,7 @@ from importlib.resources import files
 from typing import Any, Final, NamedTuple
 
 from trtkv.errors import UnknownIdError
+from trtkv.tables.wording import rate, ratio
 
 NUMBERS_FILE: Final = "reference_numbers.json"
 RUNS_FILE: Final = "original_runs.json"
@@ -47,6 +48,16 @@ class ReferenceNumber(NamedTuple):
     """Given where only a rounded rate is known."""
     tolerance: float
     """Largest difference of the rate that still counts as agreement; 0: integers have to be equal."""
+
+    @property
+    def is_rate_only(self) -> bool:
+        """Whether no counts are known."""
+        return self.numerator is None
+
+    @property
+    def text(self) -> str:
+        """As people read it: both counts where they are known."""
+        return rate(self.value or 0.0) if self.numerator is None else ratio(self.numerator, self.denominator)
 
     @property
     def value(self) -> float | None:

@@ -61,7 +61,7 @@ def closed_loop_events(
 ) -> Iterator[Event]:
     """Events of the closed loop over ``num_blocks`` blocks with at most ``live`` requests at a time.
 
-    Requests of output length 0 decode one round, as in the loop of trtkv.replay.closed_loop.
+    Requests of output length 0 decode one round, as in the loop of trtkv.replay.closed_loop.closed_loop.
     """
     for name, value in (("tokens_per_block", tokens_per_block), ("num_blocks", num_blocks), ("live", live)):
         check_integer(name, value)

@@ -23,7 +23,6 @@ UNITS: Final = {
 """Bytes of each unit; letters count as they are written, since a Gb is no GB."""
 
 _AMOUNT: Final = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", re.ASCII)
-_BINARY_UNITS: Final = ("TiB", "GiB", "MiB", "KiB")
 
 
 def parse_memory_size(text: str, name: str = "memory") -> int:
@@ -41,14 +40,6 @@ def parse_memory_size(text: str, name: str = "memory") -> int:
     if unit and unit not in UNITS:
         raise InvalidInputError(f"{name} is {text!r}, whose unit is unknown; {_advice(unit)}")
     return int(Fraction(number) * UNITS.get(unit, 1))
-
-
-def format_memory_size(num_bytes: int) -> str:
-    """Bytes with the largest binary unit that leaves at least 1, to three decimals; whole bytes below 1 KiB."""
-    for unit in _BINARY_UNITS:
-        if abs(num_bytes) >= UNITS[unit]:
-            return f"{num_bytes / UNITS[unit]:,.3f} {unit}"
-    return f"{num_bytes} B"
 
 
 def _advice(unit: str) -> str:

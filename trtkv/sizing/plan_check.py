@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from trtkv.common import WindowSize
-from trtkv.sizing.memory_size import format_memory_size
+from trtkv.tables.wording import memory_size
 
 if TYPE_CHECKING:
     import torch
@@ -139,7 +139,7 @@ def _check_budget(plan: CachePlan, windows: Sequence[WindowCheck]) -> list[str]:
     slack = sum(window.allocated_block_bytes for window in windows)
     if full < allowed + slack:
         return []
-    return [f"all blocks take {format_memory_size(full)} of {format_memory_size(allowed)}"]
+    return [f"all blocks take {memory_size(full)} of {memory_size(allowed)}"]
 
 
 def _full_bytes(plan: CachePlan, windows: Sequence[WindowCheck]) -> int:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import numpy as np
 
+from trtkv.tables.wording import count, shortened
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -104,7 +106,7 @@ class RequestTrace:
     format: str
     block_size: int | None
     """Tokens that one hash id stands for; None where the format has no hash ids."""
-    requests: Sequence[TraceRequest]
+    requests: Sequence[TraceRequest] = field(repr=False)
     faults: Sequence[RowFault] = field(default_factory=list)
     """Rows skipped by lenient reading, in file order."""
     detected: str = ""
@@ -113,8 +115,20 @@ class RequestTrace:
     """Seconds of one unit of the timestamps; None if they are not times of one clock."""
     has_tokens: bool = True
     """False: only the lengths of prompts are known."""
+    row_limit: int | None = None
+    """Rows that were asked for; None: all."""
 
     @property
     def max_total_length(self) -> int:
         """Largest prompt plus output of a request, in tokens."""
         return max((request.input_length + request.output_length for request in self.requests), default=0)
+
+    def notes(self) -> list[str]:
+        """What was left out of the file."""
+        lines = []
+        if self.row_limit is not None:
+            lines.append(f"Only the first {count(self.row_limit)} rows of the file were read (--limit).")
+        if self.faults:
+            lines.append(f"{count(len(self.faults))} malformed rows were skipped:")
+            lines += shortened([f"{self.name}:{fault.line_number}: {fault.reason}" for fault in self.faults])
+        return lines

@@ -83,6 +83,7 @@ def _load(
         block_size=_block_size(requests),
         requests=requests,
         faults=rows.faults,
+        row_limit=limit,
         detected=f"{trace_format.name} ({reason})",
         seconds_per_unit=trace_format.seconds_per_unit,
         has_tokens=trace_format.has_tokens,

@@ -1,4 +1,4 @@
-"""Report of a verification: a line per group and the failures, as text and as JSON."""
+"""VerificationReport: a row per group of programs, and the failures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from trtkv.tables.result import Result
+from trtkv.tables.table import Table, list_table
 from trtkv.verify.json_kinds import JsonValue
 from trtkv.verify.program_result import Mismatch, ProgramResult
 
@@ -59,18 +61,47 @@ def _count_all(results: Iterable[ProgramResult]) -> GroupCounts:
     return total
 
 
-def write_text(results: Sequence[ProgramResult]) -> str:
-    """A line per group, a line for all, then each failing program. Ends with a newline."""
-    counts = {**count_by_group(results), "all": _count_all(results)}
-    lines = [f"{'group':16} {'programs':>8} {'ops':>8} {'mismatches':>10} {'unsupported':>11}"]
-    lines += [
-        f"{name:16} {c.num_programs:8} {c.num_ops:8} {c.num_mismatches:10} {c.num_unsupported:11}"
-        for name, c in counts.items()
-    ]
-    for result in results:
-        if not result.is_equal:
-            lines += ["", *_describe_failure(result)]
-    return "\n".join(lines) + "\n"
+@dataclass(frozen=True, slots=True, repr=False)
+class VerificationReport(Result):
+    """Programs that were run, and how they compare."""
+
+    results: Sequence[ProgramResult]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether every program gave what was recorded."""
+        return all(result.is_equal for result in self.results)
+
+    def tables(self) -> list[Table]:
+        """A row for each group, and one for all."""
+        return [
+            list_table(
+                "",
+                {
+                    "group": lambda row: row[0],
+                    "programs": lambda row: row[1].num_programs,
+                    "ops": lambda row: row[1].num_ops,
+                    "mismatches": lambda row: row[1].num_mismatches,
+                    "unsupported": lambda row: row[1].num_unsupported,
+                },
+                [*count_by_group(self.results).items(), ("all", _count_all(self.results))],
+            )
+        ]
+
+    def notes(self) -> list[str]:
+        """Each failing program."""
+        return [line for result in self.results if not result.is_equal for line in ("", *_describe_failure(result))]
+
+    def to_json(self) -> dict[str, object]:
+        """Counts by group, and failures."""
+        return {
+            "format": REPORT_FORMAT,
+            "version": REPORT_VERSION,
+            "equal": self.is_equal,
+            "total": _count_all(self.results).to_json(),
+            "groups": {name: counts.to_json() for name, counts in count_by_group(self.results).items()},
+            "failures": [_failure_to_json(result) for result in self.results if not result.is_equal],
+        }
 
 
 def _describe_failure(result: ProgramResult) -> list[str]:
@@ -95,19 +126,6 @@ def _describe(mismatch: Mismatch) -> list[str]:
 def _shorten(value: JsonValue) -> str:
     text = json.dumps(value)
     return text if len(text) <= _MAX_VALUE_CHARACTERS else text[: _MAX_VALUE_CHARACTERS - 3] + "..."
-
-
-def write_json(results: Sequence[ProgramResult]) -> str:
-    """The same as one JSON object with a fixed order of keys. Ends with a newline."""
-    report = {
-        "format": REPORT_FORMAT,
-        "version": REPORT_VERSION,
-        "equal": all(result.is_equal for result in results),
-        "total": _count_all(results).to_json(),
-        "groups": {name: counts.to_json() for name, counts in count_by_group(results).items()},
-        "failures": [_failure_to_json(result) for result in results if not result.is_equal],
-    }
-    return json.dumps(report, indent=2) + "\n"
 
 
 def _failure_to_json(result: ProgramResult) -> dict[str, JsonValue]:

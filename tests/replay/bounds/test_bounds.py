@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.replay.nano.nano_runs import run_nano
 from tests.replay.trace_builders import random_requests, token_request
 from trtkv.errors import InvalidInputError
 from trtkv.replay.bounds.bounds import compute_bounds
+from trtkv.replay.closed_loop.run import replay_trace
 from trtkv.replay.config import ReplayConfig
-from trtkv.replay.nano.nano_driver import run_nano
-from trtkv.replay.result import replay_trace
 from trtkv.traces.prefixes.infinite_matches import infinite_hit_tokens, infinite_matches
 from trtkv.traces.trace import RequestTrace, TraceRequest
 from trtkv.traces.trace_reader import read_trace
@@ -126,8 +126,8 @@ def test_managers_stay_below_the_clairvoyant_bound_and_it_below_the_infinite_one
     loop = {"tokens_per_block": tokens_per_block, "capacity_tokens": capacity, "live": live}
     full = compute_bounds(requests, **loop)  # type: ignore[arg-type]
     partial = compute_bounds(requests, **loop, partial_reuse=True)  # type: ignore[arg-type]
-    nano = run_nano(requests, **loop)  # type: ignore[arg-type]
-    assert nano["prepopulated_tokens"] <= full.clairvoyant_hit_tokens <= full.infinite_hit_tokens  # type: ignore[operator]
+    nano = run_nano(requests, **loop)
+    assert nano["prepopulated_tokens"] <= full.clairvoyant_hit_tokens <= full.infinite_hit_tokens
     assert full.clairvoyant_hit_tokens <= partial.clairvoyant_hit_tokens <= partial.infinite_hit_tokens
     trace = RequestTrace("t", "tokens", None, requests)
     for bounds, partial_reuse in ((full, False), (partial, True)):

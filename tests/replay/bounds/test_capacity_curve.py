@@ -12,9 +12,10 @@ import pytest
 from tests.replay.trace_builders import random_requests, token_request
 from trtkv.errors import InvalidInputError
 from trtkv.replay.bounds.bounds import bounds_of
-from trtkv.replay.bounds.capacity_curve import measure_curve, model_curve
+from trtkv.replay.bounds.capacity_curve import model_curve
+from trtkv.replay.closed_loop.measured_curve import measure_curve
+from trtkv.replay.closed_loop.run import replay_trace
 from trtkv.replay.config import ReplayConfig
-from trtkv.replay.result import replay_trace
 from trtkv.traces.prefixes.infinite_matches import infinite_hit_tokens, infinite_matches
 from trtkv.traces.prefixes.symbols import prompt_tokens
 from trtkv.traces.trace import RequestTrace, TraceRequest

@@ -6,8 +6,9 @@ import pytest
 
 from tests.replay.dict_cache import expected_counts
 from tests.replay.helpers import DATA
+from trtkv.replay.closed_loop.result import ReplayResult
+from trtkv.replay.closed_loop.run import replay_trace
 from trtkv.replay.config import ReplayConfig
-from trtkv.replay.result import ReplayResult, replay_trace
 from trtkv.traces.trace_reader import read_trace
 
 TRACES = [("chat_120.jsonl", 64), ("rag_100.jsonl", 64), ("agent_60.jsonl", 512)]

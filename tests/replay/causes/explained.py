@@ -7,8 +7,9 @@ from typing import Any
 
 from tests.replay.trace_builders import token_request
 from trtkv.replay.causes.causes import CAUSES
+from trtkv.replay.closed_loop.result import ReplayResult
+from trtkv.replay.closed_loop.run import replay_trace
 from trtkv.replay.config import ReplayConfig
-from trtkv.replay.result import ReplayResult, replay_trace
 from trtkv.traces.trace import RequestTrace, TraceRequest
 
 BLOCK = 4

@@ -15,8 +15,8 @@ from trtkv.errors import InvalidInputError, LogicError
 from trtkv.replay.bounds.bounds import bounds_of
 from trtkv.replay.causes.cause_counts import LossKind
 from trtkv.replay.causes.causes import CAUSES, Cause
+from trtkv.replay.closed_loop.run import replay_trace
 from trtkv.replay.config import ReplayConfig
-from trtkv.replay.result import replay_trace
 from trtkv.traces.prefixes.infinite_matches import infinite_matches
 from trtkv.traces.trace import KeyConstraints, RequestTrace, TokenIds, TraceRequest
 from trtkv.traces.trace_reader import read_trace

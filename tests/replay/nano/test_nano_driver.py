@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.nano.original_nano_vllm import Original, find_package, load_original
+from tests.replay.nano.nano_runs import run_nano, run_nano_scheduler
 from tests.replay.trace_builders import random_requests, token_request
 from trtkv.errors import ConfigurationError
 from trtkv.nano import BlockManager, check_invariants
-from trtkv.replay.nano.nano_driver import run_nano, run_nano_scheduler
 from trtkv.traces.trace import TraceRequest
 from trtkv.traces.trace_reader import read_trace
 
@@ -121,14 +121,14 @@ def test_all_blocks_come_back_and_invariants_hold(seed: int) -> None:
 def test_scheduler_counts_preempted_work_apart() -> None:
     requests = random_requests(random.Random(1), 60, max_output=30)
     tight = run_nano_scheduler(requests, tokens_per_block=4, capacity_tokens=80, live=8, max_num_batched_tokens=16)
-    assert tight["preemptions"] > 0  # type: ignore[operator]
-    assert tight["recomputed_tokens"] > 0  # type: ignore[operator]
+    assert tight["preemptions"] > 0
+    assert tight["recomputed_tokens"] > 0
     wide = run_nano_scheduler(requests, tokens_per_block=4, capacity_tokens=None, live=8)
     assert (wide["preemptions"], wide["recomputed_tokens"], wide["recovered_tokens"]) == (0, 0, 0)
     for result in (tight, wide):
         assert result["prompt_tokens"] == sum(request.input_length for request in requests)
-        assert result["reused"] + result["missed"] == result["prompt_blocks"]  # type: ignore[operator]
-        assert result["prepopulated_tokens"] == 4 * result["reused"]  # type: ignore[operator]
+        assert result["reused"] + result["missed"] == result["prompt_blocks"]
+        assert result["prepopulated_tokens"] == 4 * result["reused"]
 
 
 def test_one_request_at_a_time_is_the_same_on_scheduler_and_closed_loop() -> None:

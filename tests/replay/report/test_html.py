@@ -18,15 +18,19 @@ import pytest
 from tests.commands.test_commands import REPLAY_CHAT, trtkv
 from tests.replay.causes.explained import explained, trace_of
 from tests.replay.helpers import DATA
+from trtkv._version import __version__
 from trtkv.errors import MissingExtraError
 from trtkv.replay.bounds.bounds import bounds_of
-from trtkv.replay.bounds.capacity_curve import measure_curve
 from trtkv.replay.causes.causes import CAUSES
+from trtkv.replay.closed_loop.measured_curve import measure_curve
+from trtkv.replay.closed_loop.result import ReplayResult
+from trtkv.replay.closed_loop.run import replay_trace
 from trtkv.replay.config import ReplayConfig
 from trtkv.replay.report import plots
-from trtkv.replay.report.html_report import html_report
-from trtkv.replay.report.html_tables import html_table
-from trtkv.replay.result import ReplayResult, replay_trace
+from trtkv.replay.report.page import html_report
+from trtkv.tables.html import html_table
+from trtkv.tables.table import Column, Table
+from trtkv.tables.wording import cell_text
 from trtkv.traces.trace import RequestTrace, RowFault
 from trtkv.traces.trace_reader import read_trace
 
@@ -43,7 +47,7 @@ def result() -> ReplayResult:
     found, _ = replay_trace(trace, config, explain=True)
     found = found.with_bounds(bounds_of(trace.requests, config))
     assert found.explanation.losses.num_tokens > 0
-    return replace(found, curve=measure_curve(trace, config, 3))
+    return found.with_curve(measure_curve(trace, config, 3))
 
 
 class Page(HTMLParser):
@@ -97,7 +101,7 @@ def test_page_shows_every_part(result):
     text = html_report(result)
     page = Page(text)
     assert page.tags["svg"] == 6
-    for heading in ("Hit rates", "Causes", "Over the run", "Evicted tokens", "Capacity and reuse distance", "Blocks"):
+    for heading in ("Hit rates", "The run", "Causes", "Evicted tokens", "Capacity and reuse distance", "Blocks"):
         assert f"<h2>{heading}</h2>" in text
     for name in ("clairvoyant_token_hit_rate", "infinite_token_hit_rate", "token_hit_rate", "priority", "stored"):
         assert name in page.text
@@ -110,7 +114,7 @@ def test_parts_that_a_result_does_not_have_are_left_out():
     plain = replace(explained(trace_of([1, 2, 3], [1, 2, 3])), explanation=None)
     page = Page(html_report(plain))
     assert page.tags["svg"] == 0
-    assert "No bounds" in page.text
+    assert "Causes" not in page.text
 
 
 def test_colours_come_from_the_page_alone(result):
@@ -134,8 +138,8 @@ def test_text_of_the_trace_is_escaped(result, make):
 
 
 def test_table_escapes_every_cell():
-    text = html_table("<a>", ["<b>", "c"], [("<d>", "<e>&")])
-    assert Page(text).text.split() == ["<a>", "<b>", "c", "<d>", "<e>&"]
+    text = html_table(Table("<a>", (Column("<b>"), Column("c")), ((("<d>", "<e>&"),),), notes=("<f>",)))
+    assert Page(text).text.split() == ["<a>", "<b>", "c", "<d>", "<e>&", "<f>"]
 
 
 def test_equal_runs_give_equal_pages(tmp_path: Path):
@@ -246,7 +250,8 @@ def test_command_writes_causes_bounds_and_curve(tmp_path: Path):
     assert sum(causes.values()) == report["prompt_tokens"]
     assert causes["hit"] == report["prepopulated_tokens"]
     assert causes["hit"] <= report["bounds"]["clairvoyant_hit_tokens"] <= report["bounds"]["infinite_hit_tokens"]
-    assert len(report["curve"]["measured"]) == 2
+    assert [point["capacity_tokens"] for point in report["curve"]["measured"]].count(30_000) == 1
+    assert len(report["curve"]["measured"]) == 3
     lines = [line.split(",") for line in table.read_text().splitlines()]
     assert lines[0] == ["request", "prompt_tokens", *causes]
     assert [sum(int(line[i]) for line in lines[1:]) for i in range(2, 12)] == list(causes.values())
@@ -262,11 +267,40 @@ def test_command_prints_tables_and_writes_the_page(tmp_path: Path):
         assert text in out
 
 
+def test_page_says_what_was_run_and_what_was_not(tmp_path: Path):
+    path = tmp_path / "page.html"
+    code, _, err = trtkv(*REPLAY_CHAT, "--limit", "20", "--html", str(path))
+    assert code == 0, err
+    text = Page(path.read_text(encoding="utf-8")).text
+    assert "Only the first 20 rows of the file were read" in text
+    assert __version__ in text
+    assert "--limit 20" in text
+    assert "--html" not in text
+
+
+def test_terminal_and_page_show_the_same_cells(result):
+    page = Page(html_report(result)).text
+    for table in result.tables():
+        for row in table.rows:
+            for cell in row:
+                assert cell_text(cell) in page
+
+
+@pytest.mark.parametrize("options", [("--scheduler", "max-utilization"), ("--system", "nano", "--bounds")])
+def test_every_kind_of_replay_has_a_page(tmp_path: Path, options):
+    path = tmp_path / "page.html"
+    code, _, err = trtkv(*REPLAY_CHAT, "--limit", "20", *options, "--html", str(path))
+    assert code == 0, err
+    page = Page(path.read_text(encoding="utf-8"))
+    assert page.stack == []
+    assert page.tags["svg"] == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (("--explain", "--system", "nano"), "--explain"),
-        (("--html", "x.html", "--scheduler", "max-utilization"), "leave --scheduler and --system out"),
+        (("--explain-requests", "x.csv", "--scheduler", "max-utilization"), "leave --scheduler and --system out"),
         (("--curve", "0"), "--curve is 0"),
         (("--html", "/no/such/folder/x.html"), "/no/such/folder/x.html"),
     ],

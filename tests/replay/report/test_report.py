@@ -1,17 +1,17 @@
 from __future__ import annotations
 
-import io
 import json
 
 import pytest
-from rich.console import Console
 
 from tests.replay.helpers import DATA
+from tests.shown import shown
+from trtkv.commands.progress import progress_bar
 from trtkv.records.rate import Rate
-from trtkv.replay.closed_loop import ReplayCounts
+from trtkv.replay.closed_loop.closed_loop import ReplayCounts
+from trtkv.replay.closed_loop.result import ReplayResult, WindowResult
 from trtkv.replay.config import ReplayConfig
-from trtkv.replay.report.terminal import json_report, notes, print_report, progress_bar
-from trtkv.replay.result import ReplayResult, WindowResult
+from trtkv.tables.json_text import json_text
 from trtkv.traces.trace import RequestTrace, RowFault
 from trtkv.traces.trace_reader import read_trace
 
@@ -64,9 +64,7 @@ def make_result(**changes: object) -> ReplayResult:
 
 
 def printed(result: ReplayResult) -> str:
-    console = Console(file=io.StringIO(), width=200)
-    print_report(result, console)
-    return console.file.getvalue()
+    return shown(result)
 
 
 def test_columns_of_the_reference_runs_come_first():
@@ -74,7 +72,7 @@ def test_columns_of_the_reference_runs_come_first():
 
 
 def test_json_is_this_text_byte_for_byte():
-    assert json_report(make_result()) == (DATA / "report.json").read_text(encoding="utf-8")
+    assert json_text(make_result().to_json()) == (DATA / "report.json").read_text(encoding="utf-8")
 
 
 def test_an_unlimited_capacity_is_written_as_inf():
@@ -95,7 +93,7 @@ def test_every_rate_has_definition_numerator_and_denominator():
 
 def test_a_rate_of_nothing_has_no_value():
     assert Rate("r", "a / b", 0, 0).value is None
-    assert '"value": null' in json_report(make_result(reused=0, missed=0))
+    assert '"value": null' in json_text(make_result(reused=0, missed=0).to_json())
     assert "block_hit_rate" in printed(make_result(reused=0, missed=0))
 
 
@@ -112,7 +110,13 @@ def test_the_table_shows_every_rate_with_both_numbers():
         assert f"{rate.denominator:,}" in line
         assert f"{rate.name}: {rate.definition}" in text
     assert "35.000 %" in text
-    assert "block_hit_rate, 128" in text
+    assert "│ 128 " in text
+    assert "│ full " in text
+    assert "4,096" not in text
+
+
+def test_a_result_is_short_in_a_debugger():
+    assert repr(make_result()) == "<ReplayResult: Replay of a.jsonl, block_hit_rate 35.000 %, token_hit_rate 25.000 %>"
 
 
 def test_markup_in_names_and_reasons_is_printed_as_it_is():
@@ -125,7 +129,7 @@ def test_markup_in_names_and_reasons_is_printed_as_it_is():
 def test_notes_tell_what_was_left_out():
     trace = RequestTrace("t", "tokens", None, [], [RowFault(line, "odd") for line in range(1, 9)])
     config = ReplayConfig(tokens_per_block=64, host_tokens=63)
-    text = "\n".join(notes(make_result(trace=trace, config=config)))
+    text = "\n".join(make_result(trace=trace, config=config).notes())
     assert "1 requests need more blocks" in text
     assert "8 malformed rows were skipped" in text
     assert "t:5: odd" in text
@@ -135,7 +139,7 @@ def test_notes_tell_what_was_left_out():
 
 
 def test_no_notes_when_nothing_was_left_out():
-    assert notes(make_result(counts=ReplayCounts(requests=1))) == []
+    assert make_result(counts=ReplayCounts(requests=1)).notes() == []
 
 
 def test_no_progress_bar_without_a_terminal(capsys):
@@ -145,4 +149,4 @@ def test_no_progress_bar_without_a_terminal(capsys):
 
 
 def test_the_report_reads_back():
-    assert json.loads(json_report(make_result()))["malformed_rows"] == 0
+    assert json.loads(json_text(make_result().to_json()))["malformed_rows"] == 0

@@ -9,7 +9,8 @@ from trtkv.replay.config import ReplayConfig
 from trtkv.replay.scheduler_loop.arrival_queue import ArrivalMode
 from trtkv.replay.scheduler_loop.loop_backend import LoopBackend
 from trtkv.replay.scheduler_loop.loop_config import LoopConfig
-from trtkv.replay.scheduler_loop.loop_result import LoopResult, replay_with_scheduler
+from trtkv.replay.scheduler_loop.loop_result import LoopResult
+from trtkv.replay.scheduler_loop.run import replay_with_scheduler
 from trtkv.replay.scheduler_loop.scheduler_loop import StepObserver
 from trtkv.replay.scheduler_loop.step_time import StepTimeModel
 from trtkv.scheduler.scheduler_config import CapacitySchedulerPolicy, ChunkingPolicy, ContextChunkingConfig

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
-
-from rich.console import Console
 
 from tests.replay.scheduler_loop.loop_runs import make_config, run_loop
 from tests.replay.trace_builders import token_request
-from trtkv.replay.report.json_text import JsonTable, json_text
-from trtkv.replay.report.loop_report import REQUEST_COLUMNS, loop_json, loop_notes, print_loop_report
-from trtkv.replay.scheduler_loop.utilisation import UtilisationSample
+from tests.shown import shown
+from trtkv.replay.scheduler_loop.loop_result import REQUEST_COLUMNS
+from trtkv.replay.utilisation import UtilisationSample
+from trtkv.tables.json_text import json_text
 
 REQUESTS = [
     token_request(0, [1] * 7, 6),
@@ -27,7 +25,7 @@ def make_result():
 
 
 def read_json(result):
-    return json.loads(loop_json(result))
+    return json.loads(json_text(result.to_json()))
 
 
 def rows_of(table):
@@ -35,7 +33,7 @@ def rows_of(table):
 
 
 def test_json_is_equal_for_equal_runs_and_its_keys_have_an_order():
-    assert loop_json(make_result()) == loop_json(make_result())
+    assert json_text(make_result().to_json()) == json_text(make_result().to_json())
     assert [*read_json(make_result())] == [
         "trace",
         "format",
@@ -78,7 +76,7 @@ def test_times_are_those_of_the_requests():
 def test_every_request_has_a_row_and_the_rows_add_up_to_the_counts():
     report = read_json(make_result())
     requests = rows_of(report["per_request"])
-    assert tuple(requests[0]) == REQUEST_COLUMNS
+    assert list(requests[0]) == list(REQUEST_COLUMNS)
     assert [request["id"] for request in requests] == [0, 1, 2]
     counts = report["counts"]
     for column, count in (
@@ -98,8 +96,8 @@ def test_refused_requests_are_listed_with_the_reason():
     assert [(entry["request_id"], entry["prompt_tokens"]) for entry in report["refused_requests"]] == [(3, 40)]
     assert "the whole pool has 5" in report["refused_requests"][0]["reason"]
     assert (report["counts"]["finished_requests"], report["counts"]["refused_requests"]) == (3, 1)
-    assert loop_notes(result)[0].startswith("1 requests can never run and were refused")
-    assert "the whole pool has 5" in loop_notes(result)[1]
+    assert result.notes()[0].startswith("1 requests can never run and were refused")
+    assert "the whole pool has 5" in result.notes()[1]
 
 
 def test_utilisation_over_time_is_that_of_the_steps():
@@ -128,10 +126,8 @@ def test_steps_saved_are_full_steps_of_the_token_limit():
 
 
 def test_tables_show_counts_rates_times_and_definitions():
-    console = Console(file=io.StringIO(), width=120)
     result = make_result()
-    print_loop_report(result, console)
-    text = console.file.getvalue()
+    text = shown(result, width=120)
     for rate in result.rates:
         assert f"{rate.name}: " in text
     for words in ("max utilization", "recompute_token_hit_rate", "queueing_seconds", "p99", "requests refused"):
@@ -140,16 +136,5 @@ def test_tables_show_counts_rates_times_and_definitions():
 
 def test_a_run_in_which_everything_is_refused_can_be_shown():
     result = run_loop([token_request(0, range(40), 1)], make_config(num_blocks=5))
-    print_loop_report(result, Console(file=io.StringIO()))
+    assert "requests refused" in shown(result)
     assert {rate["value"] for rate in read_json(result)["rates"]} == {None}
-
-
-def test_json_text_is_the_json_of_its_values_with_a_line_per_row():
-    text = json_text({"a": {"b": [1, 2]}, "t": JsonTable(["x", "y"], iter([[1, None], [2.5, "s"]])), "e": []})
-    assert json.loads(text) == {
-        "a": {"b": [1, 2]},
-        "t": {"columns": ["x", "y"], "rows": [[1, None], [2.5, "s"]]},
-        "e": [],
-    }
-    assert '      [1, null],\n      [2.5, "s"]\n' in text
-    assert json.loads(json_text({"t": JsonTable(["x"], [])})) == {"t": {"columns": ["x"], "rows": []}}

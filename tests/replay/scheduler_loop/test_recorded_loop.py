@@ -10,7 +10,6 @@ import pytest
 
 from tests.replay.scheduler_loop.loop_runs import POLICIES, make_config, run_loop
 from tests.replay.trace_builders import random_requests, token_request
-from trtkv.replay.report.loop_report import loop_json
 from trtkv.replay.scheduler_loop.arrival_queue import ArrivalMode
 from trtkv.verify.recorded_loop import RecordingBackend
 from trtkv.verify.runner import verify_program
@@ -40,7 +39,7 @@ def test_a_recorded_run_is_the_plain_run_and_verifies(policy, chunk_unit, tmp_pa
     requests = [*PAUSING, token_request(3, [2] * 7, 2), token_request(4, range(40), 1)]
     config = make_config(policy, num_blocks=5, chunk_unit=chunk_unit, max_num_tokens=20)
     result, text = record(requests, config)
-    assert loop_json(result) == loop_json(run_loop(requests, config))
+    assert result.to_json() == run_loop(requests, config).to_json()
     assert (result.counts.pauses > 0) == (policy.value == "max_utilization")
     verified = verify(text, tmp_path)
     assert (verified.num_mismatches, verified.num_unsupported) == (0, 0)
@@ -63,7 +62,7 @@ def test_random_runs_verify(seed, tmp_path):
         windows=rng.choice([(None,), (None, 8)]),
     )
     result, text = record(requests, config)
-    assert loop_json(result) == loop_json(run_loop(requests, config))
+    assert result.to_json() == run_loop(requests, config).to_json()
     verified = verify(text, tmp_path)
     assert (verified.num_mismatches, verified.num_unsupported) == (0, 0), verified.first_mismatch
 

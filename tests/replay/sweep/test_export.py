@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import csv
-import io
 import sys
 from math import inf
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from tests.shown import shown
 from trtkv.errors import MissingExtraError
 from trtkv.replay.sweep.columns import Row, column_names, column_values, make_row
-from trtkv.replay.sweep.export import write_csv, write_parquet
-from trtkv.replay.sweep.sweep_report import print_sweep
+from trtkv.replay.sweep.parquet import write_parquet
+from trtkv.replay.sweep.sweep_table import SweepTable
+from trtkv.tables.csv_text import csv_text
 
 REPORT = {
     "trace": "t.jsonl",
@@ -67,8 +67,7 @@ def test_columns_are_of_one_type() -> None:
 
 def test_csv_reads_back(tmp_path: Path) -> None:
     path = tmp_path / "r.csv"
-    with open(path, "w", encoding="utf-8", newline="") as stream:
-        write_csv(make_rows(), stream)
+    path.write_text(csv_text(SweepTable(make_rows(), {}).all_columns()), encoding="utf-8")
     with open(path, encoding="utf-8", newline="") as stream:
         read = list(csv.DictReader(stream))
     assert [row["capacity_tokens"] for row in read] == ["inf", "1000"]
@@ -95,14 +94,12 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: py
 
 
 def test_table_shows_what_was_varied_and_cuts_nothing() -> None:
-    console = Console(file=io.StringIO(), width=20)
     grid = {"trace": ["a/[x].jsonl"], "capacity_tokens": ["inf", "1k"], "tp": ["1", "2"]}
-    print_sweep(make_rows(), grid, console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    text = shown(SweepTable(make_rows(), grid), width=20)
     assert "…" not in text
     assert "50.000 %" in text
     assert "75.000 %" in text
     assert "requests" not in text  # the same everywhere
     assert "trace: a/[x].jsonl" in text.replace("\n", "")
-    lines = [line for line in text.splitlines() if "1000" in line]
+    lines = [line for line in text.splitlines() if "1,000" in line]
     assert len(lines) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
 import json
 import os
@@ -17,7 +18,7 @@ from typer.testing import CliRunner, Result
 from tests.replay.helpers import DATA
 from trtkv import cli
 from trtkv.commands.replay import replay as replay_command
-from trtkv.commands.sweep import NOT_SET
+from trtkv.commands.sweep import NOT_SET, OptionParser
 
 CHAT = str(DATA / "chat_120.jsonl")
 MODEL = str(DATA / "models" / "llama-3.1-8b.json")
@@ -47,6 +48,21 @@ def test_rows_are_those_of_single_replays(tmp_path: Path) -> None:
     assert json.loads(replay.stdout) == rows[4]["report"]
     assert rows[4]["configuration"]["tokens_per_block"] == "64"
     assert [row["report"]["system"] for row in rows] == ["tensorrt-llm", "nano"] * 4
+
+
+def test_columns_of_settings_have_the_type_of_their_option(tmp_path: Path) -> None:
+    path = tmp_path / "r.csv"
+    settings = ("--set", "limit=10,20", "--set", "explain=true", "--set", "bounds=true", "--set", "window=64+full,full")
+    arguments = ("sweep", CHAT, "--set", "block-size=64", *settings, "--jobs", "1", "--csv", str(path))
+    assert run(*arguments).exit_code == 0
+    rows = list(csv.DictReader(path.open(encoding="utf-8", newline="")))
+    options = OptionParser()
+    cells = options.cells({"trace": CHAT, "limit": "10", "explain": "true", "bounds": "true", "window": "64+full"})
+    assert cells == {"trace": CHAT, "limit": 10, "explain": True, "bounds": True, "window": "64+full"}
+    assert [(row["limit"], row["bounds"], row["window"]) for row in rows][:2] == [
+        ("10", "True", "64+full"),
+        ("10", "True", "full"),
+    ]
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtkv.checks import check_integer
 from trtkv.records.rate import Rate
+from trtkv.replay import topics
 from trtkv.replay.bounds.clairvoyant import ClairvoyantCache, UnitRequest
 from trtkv.replay.schedule import Skip, closed_loop_events, num_pool_blocks
+from trtkv.tables.result import Result
+from trtkv.tables.table import Table, rates_table
 from trtkv.traces.prefixes.prefix_tree import PrefixTree
 from trtkv.traces.prefixes.symbols import BlockSymbols, TokenSymbols, stored_tokens
 
@@ -38,8 +41,8 @@ def unit_text(tokens_per_block: int, *, partial_reuse: bool) -> str:
     return "counted by tokens (partial reuse)" if partial_reuse else f"full blocks of {tokens_per_block} tokens only"
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+@dataclass(frozen=True, slots=True, repr=False)
+class Bounds(Result):
     """Prompt tokens that could at best be found, of the requests that run under the closed loop."""
 
     tokens_per_block: int
@@ -61,6 +64,14 @@ class Bounds:
             Rate(f"{INFINITE}_token_hit_rate", infinite, self.infinite_hit_tokens, self.prompt_tokens),
             Rate(f"{CLAIRVOYANT}_token_hit_rate", clairvoyant, self.clairvoyant_hit_tokens, self.prompt_tokens),
         ]
+
+    def tables(self) -> list[Table]:
+        """Both bounds."""
+        return [self.table()]
+
+    def table(self, *measured: Rate) -> Table:
+        """Both bounds below what was measured."""
+        return rates_table("Bounds of the token hit rate", [*measured, *reversed(self.rates)], topic=topics.RATES)
 
     def to_json(self) -> dict[str, object]:
         """Settings, counts and rates in a fixed order."""

@@ -7,23 +7,21 @@ and what a clairvoyant cache could, take a run for each capacity.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from trtkv.checks import check_count
-from trtkv.records.rate import Rate
-from trtkv.replay.bounds.bounds import bounds_of, found_units
-from trtkv.replay.result import replay_trace
+from trtkv.replay import topics
+from trtkv.replay.bounds.bounds import found_units
+from trtkv.tables.result import Result
+from trtkv.tables.table import Share, Table, list_table
 from trtkv.traces.prefixes.prefix_tree import PrefixTree
 from trtkv.traces.prefixes.reuse_distance import ReuseDistances, measure_reuse
 from trtkv.traces.prefixes.symbols import BlockSymbols, prompt_tokens
 
 if TYPE_CHECKING:
-    from trtkv.replay.closed_loop import Progress
-    from trtkv.replay.config import ReplayConfig
-    from trtkv.traces.trace import RequestTrace, TraceRequest
+    from trtkv.traces.trace import TraceRequest
 
 LRU_MODEL_RATE: Final = (
     "prompt tokens in full blocks of {0} tokens found by a least-recently-used cache of this size that serves one "
@@ -58,8 +56,8 @@ class ModelPoint(NamedTuple):
     found_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class CapacityCurve:
+@dataclass(frozen=True, slots=True, repr=False)
+class CapacityCurve(Result):
     """Points in ascending order of capacity."""
 
     tokens_per_block: int
@@ -67,17 +65,42 @@ class CapacityCurve:
     """Of all requests; the model never skips one."""
     model: tuple[ModelPoint, ...]
     measured: tuple[CurvePoint, ...]
+    run: CurvePoint | None = None
+    """The run that the curve is about; also among ``measured`` unless there are none."""
 
-    def model_rate(self, point: ModelPoint) -> Rate:
-        """A point of the model as a rate."""
-        definition = LRU_MODEL_RATE.format(self.tokens_per_block)
-        return Rate("lru_model_token_hit_rate", definition, point.found_tokens, self.prompt_tokens)
+    @property
+    def model_definition(self) -> str:
+        """What a point of the model says."""
+        return LRU_MODEL_RATE.format(self.tokens_per_block)
+
+    def tables(self) -> list[Table]:
+        """The runs; the model has too many points for a table."""
+        if not self.measured:
+            return []
+        return [
+            list_table(
+                "Token hit rate by capacity",
+                {
+                    "capacity, tokens": lambda point: point.capacity_tokens,
+                    "measured": lambda point: Share(point.found_tokens, point.prompt_tokens),
+                    "clairvoyant": lambda point: (
+                        None
+                        if point.clairvoyant_tokens is None
+                        else Share(point.clairvoyant_tokens, point.prompt_tokens)
+                    ),
+                    "requests never run": lambda point: point.skipped_requests,
+                },
+                self.measured,
+                texts=0,
+                topic=topics.CURVE,
+            )
+        ]
 
     def to_json(self) -> dict[str, object]:
         """Definition, then both curves."""
         return {
             "lru_model": {
-                "definition": LRU_MODEL_RATE.format(self.tokens_per_block),
+                "definition": self.model_definition,
                 "prompt_tokens": self.prompt_tokens,
                 "points": [point._asdict() for point in self.model],
             },
@@ -103,7 +126,7 @@ def model_curve(
     check_count("tokens_per_block", tokens_per_block, 1)
     check_count("num_points", num_points, 1)
     distances = prompt_reuse_distances(requests, tokens_per_block)
-    sizes = _spread(1, max(distances.num_distinct, 1), num_points)
+    sizes = spread(1, max(distances.num_distinct, 1), num_points)
     return CapacityCurve(
         tokens_per_block=tokens_per_block,
         prompt_tokens=sum(request.input_length for request in requests),
@@ -112,54 +135,7 @@ def model_curve(
     )
 
 
-def measure_curve(
-    trace: RequestTrace, config: ReplayConfig, num_points: int, *, jobs: int = 1, progress: Progress | None = None
-) -> CapacityCurve:
-    """The model, and a run of the manager for each of ``num_points`` capacities on up to ``jobs`` processes.
-
-    The capacities go in equal ratios from that of the largest request to that at which nothing is evicted.
-    ``progress`` is called with the number of runs done.
-    """
-    check_count("num_points", num_points, 1)
-    check_count("jobs", jobs, 1)
-    curve = model_curve(trace.requests, config.tokens_per_block)
-    most_blocks = replace(config, capacity_tokens=None).num_primary_blocks(trace.requests)
-    least_blocks = max(config.num_needed_blocks(request) for request in trace.requests)
-    most_blocks = max(least_blocks, min(most_blocks, 2 * curve.model[-1].capacity_tokens // config.tokens_per_block))
-    configs = [
-        replace(config, capacity_tokens=blocks * config.tokens_per_block, window_blocks=())
-        for blocks in _spread(least_blocks, most_blocks, num_points)
-    ]
-    measured = []
-    for point in _run_all(trace, configs, min(jobs, len(configs))):
-        measured.append(point)
-        if progress is not None:
-            progress(len(measured))
-    return replace(curve, measured=tuple(measured))
-
-
-def _run_all(trace: RequestTrace, configs: Sequence[ReplayConfig], jobs: int) -> Iterator[CurvePoint]:
-    if jobs == 1:
-        yield from (_run(trace, config) for config in configs)
-        return
-    with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(_run, [trace] * len(configs), configs)
-
-
-def _run(trace: RequestTrace, config: ReplayConfig) -> CurvePoint:
-    result, _ = replay_trace(trace, config)
-    bounds = bounds_of(trace.requests, config)
-    return CurvePoint(
-        config.capacity_tokens or 0,
-        result.counts.requests,
-        result.counts.skipped_requests,
-        result.counts.prompt_tokens,
-        result.counts.prepopulated_tokens,
-        None if bounds is None else bounds.clairvoyant_hit_tokens,
-    )
-
-
-def _spread(first: int, last: int, count: int) -> list[int]:
+def spread(first: int, last: int, count: int) -> list[int]:
     """Different whole numbers from first to last, in equal ratios as far as rounding allows."""
     if count == 1 or first == last:
         return [last]

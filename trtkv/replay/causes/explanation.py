@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from trtkv.common import PRIMARY_LEVEL, RequestId, WindowSize
 from trtkv.errors import check
+from trtkv.replay.causes.cause_tables import explanation_tables, needed_for, tier_name
 from trtkv.replay.causes.causes import CAUSES, Cause
+from trtkv.tables.result import Result
+from trtkv.tables.table import Column, Table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from trtkv.replay.causes.window_history import RemovalKind, WindowHistory
     from trtkv.traces.trace import TraceRequest
 
-TIERS: Final = ("primary", "host")
 NUM_EVICTORS_SHOWN: Final = 5
 
 
@@ -38,6 +39,8 @@ class WindowActivity(NamedTuple):
     """Cached blocks brought back."""
     primary_blocks: int
     secondary_blocks: int
+    is_full: bool
+    """Whether it holds every sequence."""
 
     def to_json(self) -> dict[str, object]:
         """Counts in a fixed order."""
@@ -58,8 +61,8 @@ class WindowActivity(NamedTuple):
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation(Result):
     """Causes of a finished replay. Equal runs give equal explanations."""
 
     request_ids: Sequence[RequestId]
@@ -120,22 +123,15 @@ class Explanation:
             "windows": [window.to_json() for window in self.windows],
         }
 
-    def write_requests(self, stream: IO[str]) -> None:
-        """One CSV row for each request of the trace: its number, its prompt tokens, and tokens by cause."""
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(["request", "prompt_tokens", *(cause.value for cause in CAUSES)])
-        for request_id, row in zip(self.request_ids, self.table.tolist(), strict=True):
-            writer.writerow([request_id, sum(row), *row])
+    def tables(self) -> list[Table]:
+        """Causes, evictions if there are any, and what happened to cached blocks."""
+        return explanation_tables(self)
 
-
-def tier_name(level: int) -> str:
-    """What a level is called in reports."""
-    return TIERS[level]
-
-
-def needed_for(in_decode: bool) -> str:
-    """What an allocation was for."""
-    return "output" if in_decode else "prompt"
+    def requests_table(self) -> Table:
+        """A row for each request of the trace: its number, its prompt tokens, and tokens by cause."""
+        columns = tuple(map(Column, ("request", "prompt_tokens", *(cause.value for cause in CAUSES))))
+        rows = zip(self.request_ids, self.table.tolist(), strict=True)
+        return Table("Causes of each request", columns, (tuple([number, sum(row), *row] for number, row in rows),))
 
 
 def explain(observer: CauseObserver, requests: Sequence[TraceRequest]) -> Explanation:
@@ -164,4 +160,5 @@ def _activity(window: WindowHistory) -> WindowActivity:
         onboarded=window.num_moved[PRIMARY_LEVEL],
         primary_blocks=window.settings.num_primary_blocks,
         secondary_blocks=window.settings.num_secondary_blocks,
+        is_full=not window.settings.is_swa,
     )

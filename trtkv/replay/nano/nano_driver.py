@@ -3,80 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from math import fsum
 from typing import TYPE_CHECKING, Any, Final
 
 from trtkv.checks import check_count, check_integer
-from trtkv.common import ceil_div
 from trtkv.errors import ConfigurationError, check
 from trtkv.nano import BlockManager, SamplingParams, Scheduler, SchedulerConfig, Sequence
-from trtkv.records.rate import Rate
-from trtkv.replay.closed_loop import PhaseSeconds, Progress, Timer
-from trtkv.replay.result import MEAN_REQUEST_HIT_RATE, TOKEN_HIT_RATE, ZERO_HIT_SHARE
+from trtkv.replay.closed_loop.closed_loop import PhaseSeconds, Progress, Timer
+from trtkv.replay.nano.nano_result import NanoCounts, NanoResult
 from trtkv.replay.schedule import Admit, Decode, Release, Skip, closed_loop_events, num_pool_blocks
 from trtkv.traces.outputs import generated_tokens
 
 if TYPE_CHECKING:
-    from trtkv.traces.trace import TraceRequest
+    from trtkv.traces.trace import RequestTrace, TraceRequest
 
-SYSTEM_NAME: Final = "nano"
 DEFAULT_BATCHED_TOKENS: Final = 16384
-
-BLOCK_HIT_RATE: Final = (
-    "full prompt blocks found in the cache / prompt blocks, the last one never found; of all requests run"
-)
 
 MakeManager = Callable[[int, int], Any]
 """Blocks and tokens per block -> block manager."""
 MakeSequence = Callable[["TraceRequest", int], Any]
 """Request and tokens per block -> sequence."""
-
-
-@dataclass(slots=True)
-class NanoCounts:
-    """What a replay counts; recomputation after a preemption is kept apart from prompts."""
-
-    requests: int = 0
-    skipped_requests: int = 0
-    prompt_tokens: int = 0
-    prompt_blocks: int = 0
-    hit_tokens: int = 0
-    hit_blocks: int = 0
-    zero_hit_requests: int = 0
-    decode_calls: int = 0
-    alloc_total: int = 0
-    """Blocks taken from the free queue as empty ones."""
-    preemptions: int = 0
-    recomputed_tokens: int = 0
-    """Tokens of preempted sequences that had to be computed again."""
-    recovered_tokens: int = 0
-    """Tokens of preempted sequences that were found in the cache."""
-    steps: int = 0
-    token_hit_rates: list[float] = field(default_factory=list)
-
-    def admit(self, seq: Any) -> None:
-        """Count a prompt, right after it got its blocks."""
-        num_tokens, num_found = seq.num_prompt_tokens, seq.num_cached_tokens
-        num_found_blocks = num_found // seq.block_size
-        self.requests += 1
-        self.prompt_tokens += num_tokens
-        self.prompt_blocks += ceil_div(num_tokens, seq.block_size)
-        self.hit_tokens += num_found
-        self.hit_blocks += num_found_blocks
-        self.zero_hit_requests += num_found == 0
-        self.token_hit_rates.append(num_found / num_tokens)
-        self.alloc_total += len(seq.block_table) - num_found_blocks
-
-    @property
-    def rates(self) -> list[Rate]:
-        """All rates, each with its definition."""
-        return [
-            Rate("block_hit_rate", BLOCK_HIT_RATE, self.hit_blocks, self.prompt_blocks),
-            Rate("token_hit_rate", TOKEN_HIT_RATE, self.hit_tokens, self.prompt_tokens),
-            Rate("mean_request_hit_rate", MEAN_REQUEST_HIT_RATE, fsum(self.token_hit_rates), self.requests),
-            Rate("zero_hit_share", ZERO_HIT_SHARE, self.zero_hit_requests, self.requests),
-        ]
 
 
 def make_sequence(request: TraceRequest, tokens_per_block: int) -> Sequence:
@@ -86,7 +31,7 @@ def make_sequence(request: TraceRequest, tokens_per_block: int) -> Sequence:
 
 
 def run_nano(
-    trace_requests: Iterable[TraceRequest],
+    trace: RequestTrace,
     *,
     tokens_per_block: int,
     capacity_tokens: int | None,
@@ -95,15 +40,15 @@ def run_nano(
     progress: Progress | None = None,
     make_manager: MakeManager = BlockManager,
     make_sequence: MakeSequence = make_sequence,
-) -> dict[str, object]:
-    """Replay requests in the closed loop and return counts and rates in a fixed order.
+) -> NanoResult:
+    """Replay a trace in the closed loop.
 
     Prompts admitted together are allocated one after the other and registered after all of them, as in one prefill
     step. The first generated token comes out of prefill; each later one is computed in the round after it was made, so
     the last one is never stored. ``timer`` adds the seconds of each kind of call, ``progress`` is called with the
     number of requests done.
     """
-    requests = list(trace_requests)
+    requests = trace.requests
     num_blocks = _num_blocks(requests, tokens_per_block, capacity_tokens)
     loop = _ClosedLoop(make_manager(num_blocks, tokens_per_block), timer or _no_time)
     for event in closed_loop_events(requests, tokens_per_block=tokens_per_block, num_blocks=num_blocks, live=live):
@@ -117,33 +62,25 @@ def run_nano(
             loop.counts.skipped_requests += 1
         if progress is not None:
             progress(loop.counts.requests + loop.counts.skipped_requests - len(loop.live))
-    result = _report(loop.counts, "closed", tokens_per_block, capacity_tokens, live)
-    if timer is not None:
-        seconds = loop.seconds
-        result["seconds"] = {
-            "add": seconds.add,
-            "store": seconds.store,
-            "decode": seconds.decode,
-            "remove": seconds.remove,
-        }
-    return result
+    seconds = None if timer is None else loop.seconds
+    return NanoResult(trace, "closed", tokens_per_block, capacity_tokens, live, loop.counts, seconds)
 
 
 def run_nano_scheduler(
-    trace_requests: Iterable[TraceRequest],
+    trace: RequestTrace,
     *,
     tokens_per_block: int,
     capacity_tokens: int | None,
     live: int,
     max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS,
     progress: Progress | None = None,
-) -> dict[str, object]:
-    """Replay requests through nano-vllm's own scheduler, with at most ``live`` of them waiting or running.
+) -> NanoResult:
+    """Replay a trace through nano-vllm's own scheduler, with at most ``live`` of them waiting or running.
 
     Nothing is reserved: sequences are preempted when blocks run out, and what is found or computed again after that is
     counted apart. Requests that the whole pool could not hold to their end are skipped.
     """
-    requests = list(trace_requests)
+    requests = trace.requests
     num_blocks = _num_blocks(requests, tokens_per_block, capacity_tokens)
     scheduler = Scheduler(
         SchedulerConfig(
@@ -160,7 +97,7 @@ def run_nano_scheduler(
         loop.step()
         if progress is not None:
             progress(counts.requests + counts.skipped_requests - len(loop.tokens))
-    return _report(counts, "scheduler", tokens_per_block, capacity_tokens, live)
+    return NanoResult(trace, "scheduler", tokens_per_block, capacity_tokens, live, counts)
 
 
 class _ClosedLoop:
@@ -290,33 +227,7 @@ def _fitting(requests: Iterable[TraceRequest], capacity: int, counts: NanoCounts
             counts.skipped_requests += 1
 
 
-def _report(
-    counts: NanoCounts, loop: str, tokens_per_block: int, capacity_tokens: int | None, live: int
-) -> dict[str, object]:
-    return {
-        "system": SYSTEM_NAME,
-        "loop": loop,
-        "tokens_per_block": tokens_per_block,
-        "capacity_tokens": "inf" if capacity_tokens is None else capacity_tokens,
-        "live": live,
-        "requests": counts.requests,
-        "skipped_requests": counts.skipped_requests,
-        "prompt_tokens": counts.prompt_tokens,
-        "prompt_blocks": counts.prompt_blocks,
-        "decode_calls": counts.decode_calls,
-        "alloc_total": counts.alloc_total,
-        "reused": counts.hit_blocks,
-        "missed": counts.prompt_blocks - counts.hit_blocks,
-        "prepopulated_tokens": counts.hit_tokens,
-        "zero_hit_requests": counts.zero_hit_requests,
-        "preemptions": counts.preemptions,
-        "recomputed_tokens": counts.recomputed_tokens,
-        "recovered_tokens": counts.recovered_tokens,
-        "rates": [rate.to_json() for rate in counts.rates],
-    }
-
-
-def _num_blocks(requests: list[TraceRequest], tokens_per_block: int, capacity_tokens: int | None) -> int:
+def _num_blocks(requests: Iterable[TraceRequest], tokens_per_block: int, capacity_tokens: int | None) -> int:
     check_count("tokens_per_block", tokens_per_block, 1, error=ConfigurationError)
     if capacity_tokens is not None:
         check_integer("capacity_tokens", capacity_tokens, error=ConfigurationError)

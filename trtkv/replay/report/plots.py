@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from trtkv.errors import MissingExtraError
+from trtkv.replay.causes.cause_tables import tier_name
 from trtkv.replay.causes.causes import CAUSES, Cause
+from trtkv.tables.wording import count, share, short, window
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from trtkv.replay.bounds.bounds import Bounds
-    from trtkv.replay.bounds.capacity_curve import CapacityCurve
+    from trtkv.replay.bounds.capacity_curve import CapacityCurve, CurvePoint
     from trtkv.replay.causes.explanation import Explanation
-    from trtkv.replay.result import ReplayResult
+    from trtkv.replay.utilisation import UtilisationSamples
 
 WIDTH: Final = 7.6
 """Inches; the page scales drawings to its width."""
@@ -54,7 +56,7 @@ def require_plots() -> None:
         raise MissingExtraError('plots need matplotlib; install it with: pip install "trtkv[report]"')
 
 
-def rates_plot(bounds: Bounds, found_tokens: int) -> str:
+def rates_plot(bounds: Bounds, found_tokens: float) -> str:
     """Measured, clairvoyant and infinite token hit rates as bars."""
     names = ["measured", "clairvoyant", "infinite cache"]
     values = [found_tokens, bounds.clairvoyant_hit_tokens, bounds.infinite_hit_tokens]
@@ -112,9 +114,9 @@ def causes_over_time_plot(explanation: Explanation) -> str:
 def use_plot(explanation: Explanation) -> str:
     """Blocks that live requests hold, and blocks in the tree, over the run; a panel for each window and tier."""
     panels = [
-        (index, window, level)
-        for index, window in enumerate(explanation.windows)
-        for level, size in enumerate((window.primary_blocks, window.secondary_blocks))
+        (index, activity, level)
+        for index, activity in enumerate(explanation.windows)
+        for level, size in enumerate((activity.primary_blocks, activity.secondary_blocks))
         if size
     ]
     step = max(1, len(explanation.uses) // MAX_SAMPLES)
@@ -123,30 +125,29 @@ def use_plot(explanation: Explanation) -> str:
 
     def draw(figure: Figure) -> None:
         grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)
-        for axes, (index, window, level) in zip(grid[:, 0], panels, strict=True):
+        for axes, (index, activity, level) in zip(grid[:, 0], panels, strict=True):
             uses = [use[index] for _, use in samples]
             if level == 0:
-                held = [100 * use.held / window.primary_blocks for use in uses]
-                cached = [100 * use.cached_primary / window.primary_blocks for use in uses]
+                held = [100 * use.held / activity.primary_blocks for use in uses]
+                cached = [100 * use.cached_primary / activity.primary_blocks for use in uses]
                 axes.step(requests, held, where="post", color=_SERIES[1], label="held by live requests")
             else:
-                cached = [100 * use.cached_host / window.secondary_blocks for use in uses]
+                cached = [100 * use.cached_host / activity.secondary_blocks for use in uses]
             axes.step(requests, cached, where="post", color=_SERIES[0], label="can be found (in the tree)")
             axes.set_ylim(0, 105)
             axes.set_xlim(0, requests[-1])
-            tier = "primary" if level == 0 else "host"
-            axes.set_ylabel(
-                f"% of {(window.primary_blocks, window.secondary_blocks)[level]:,} {tier} blocks", fontsize=8
-            )
+            size = (activity.primary_blocks, activity.secondary_blocks)[level]
+            axes.set_ylabel(f"% of {count(size)} {tier_name(level)} blocks", fontsize=8)
             if len(explanation.windows) > 1:
-                axes.set_title(f"window of {window.window_size:,} tokens", fontsize=9, loc="left")
+                name = window(activity.window_size, is_full=activity.is_full)
+                axes.set_title(f"attention window: {name}", fontsize=9, loc="left")
         _legend_above(grid[0, 0], raised=len(explanation.windows) > 1)
         grid[-1, 0].set_xlabel("requests admitted")
 
     return _svg("use", draw, height=0.7 + 1.9 * len(panels))
 
 
-def curve_plot(result: ReplayResult, curve: CapacityCurve) -> str:
+def curve_plot(curve: CapacityCurve) -> str:
     """Token hit rate over capacity: the model, runs, and the capacity of this run."""
     total = max(curve.prompt_tokens, 1)
 
@@ -166,9 +167,11 @@ def curve_plot(result: ReplayResult, curve: CapacityCurve) -> str:
         bounded = [(capacity, 100 * found / max(of, 1)) for capacity, found, of in best if found is not None]
         if bounded:
             axes.plot(*zip(*bounded, strict=True), color=_SERIES[2], marker="s", markersize=3, label="clairvoyant")
-        _mark_run(axes, result)
         sizes = [point.capacity_tokens for point in curve.model] + capacities
-        _token_axis(axes, min(sizes), max(*sizes, result.config.capacity_tokens or 0))
+        if curve.run is not None and curve.run.prompt_tokens:
+            sizes.append(curve.run.capacity_tokens)
+            _mark_run(axes, curve.run)
+        _token_axis(axes, min(sizes), max(sizes))
         axes.set_ylim(bottom=0)
         axes.set_xlabel("capacity, tokens")
         axes.set_ylabel("prompt tokens found, %")
@@ -177,14 +180,42 @@ def curve_plot(result: ReplayResult, curve: CapacityCurve) -> str:
     return _svg("curve", draw, height=3.0)
 
 
-def _mark_run(axes: Axes, result: ReplayResult) -> None:
-    """The run itself in a plot over capacity; nothing without a capacity."""
-    capacity, counts = result.config.capacity_tokens, result.counts
-    if capacity is None or not counts.prompt_tokens:
-        return
-    found = 100 * counts.prepopulated_tokens / counts.prompt_tokens
-    axes.axvline(capacity, color=_GRID, linewidth=1)
-    axes.plot([capacity], [found], color=_SERIES[3], marker="D", markersize=6, linestyle="none", label="this run")
+def _mark_run(axes: Axes, run: CurvePoint) -> None:
+    found = 100 * run.found_tokens / run.prompt_tokens
+    axes.axvline(run.capacity_tokens, color=_GRID, linewidth=1)
+    axes.plot(
+        [run.capacity_tokens], [found], color=_SERIES[3], marker="D", markersize=6, linestyle="none", label="this run"
+    )
+
+
+def utilisation_plot(utilisation: UtilisationSamples) -> str:
+    """Blocks in use, tokens of a step, and requests that run and wait, over virtual time; a panel for each."""
+    samples = utilisation.samples
+    seconds = [sample.start_ns / 1e9 for sample in samples]
+    panels: tuple[tuple[str, Mapping[str, Sequence[int]]], ...] = (
+        ("primary blocks", {"in use": [sample.used_blocks for sample in samples]}),
+        ("tokens of a step", {"computed": [sample.tokens for sample in samples]}),
+        (
+            "requests",
+            {
+                "generating": [sample.generation_requests for sample in samples],
+                "in a prompt": [sample.context_requests for sample in samples],
+                "arrived, not active": [sample.waiting_requests for sample in samples],
+            },
+        ),
+    )
+
+    def draw(figure: Figure) -> None:
+        grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)
+        for axes, (name, lines) in zip(grid[:, 0], panels, strict=True):
+            for color, (label, values) in zip(_SERIES, lines.items(), strict=False):
+                axes.step(seconds, values, where="post", color=color, label=label)
+            axes.set_ylabel(name, fontsize=8)
+            axes.set_ylim(bottom=0)
+            _legend_above(axes)
+        grid[-1, 0].set_xlabel("virtual seconds")
+
+    return _svg("steps", draw, height=0.7 + 1.9 * len(panels))
 
 
 def lateness_plot(explanation: Explanation) -> str:
@@ -217,15 +248,14 @@ def _bars(axes: Axes, names: Sequence[str], values: Sequence[float], colors: Seq
     axes.set_xlim(0, max(max(values, default=1) * 1.14, 1))
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
-    labels = [f"{value:.2f} %" if value >= 0.005 or not value else "< 0.01 %" for value in values]
-    axes.bar_label(bars, labels, padding=4, color=_TEXT)
+    axes.bar_label(bars, [share(value, 100) for value in values], padding=4, color=_TEXT)
 
 
 def _token_axis(axes: Axes, least: float, most: float) -> None:
     """An axis of tokens from least to most with labels such as 20k, logarithmic unless they are close."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-    formatter = FuncFormatter(lambda number, _: _short(number))
+    formatter = FuncFormatter(lambda number, _: short(number))
     least = max(1.0, least)
     if most < 4 * least:
         axes.xaxis.set_major_formatter(formatter)
@@ -239,13 +269,6 @@ def _token_axis(axes: Axes, least: float, most: float) -> None:
     axes.xaxis.set_major_locator(FixedLocator(ticks or [least, most]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(formatter)
-
-
-def _short(number: float) -> str:
-    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= factor:
-            return f"{number / factor:.4g}{letter}"
-    return f"{number:.4g}"
 
 
 def _legend_above(axes: Axes, *, raised: bool = False) -> None:

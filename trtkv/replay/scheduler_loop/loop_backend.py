@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from trtkv.records.llm_request import LlmRequest
-from trtkv.replay.closed_loop import make_llm_request
+from trtkv.replay.closed_loop.closed_loop import make_llm_request
 from trtkv.resource_manager import KVCacheResourceManager
 from trtkv.scheduler.capacity_scheduler import CapacityScheduler, CapacityScheduleResult
 from trtkv.scheduler.micro_batch_scheduler import MicroBatchScheduler, MicroBatchScheduleResult

@@ -42,7 +42,11 @@ class RequestRecord:
     @property
     def queueing_ns(self) -> int | None:
         """From arrival to the first blocks."""
-        return None if self.admitted_ns is None else self.admitted_ns - self.arrival_ns
+        return self.since_arrival(self.admitted_ns)
+
+    def since_arrival(self, time_ns: int | None) -> int | None:
+        """From arrival to a time; None if that has not come."""
+        return None if time_ns is None else time_ns - self.arrival_ns
 
 
 class Refusal(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtkv.replay.scheduler_loop.loop_counts import LoopCounts, Refusal, RequestRecord
-from trtkv.replay.scheduler_loop.utilisation import UtilisationSample, UtilisationSamples
+from trtkv.replay.utilisation import UtilisationSample, UtilisationSamples
 
 if TYPE_CHECKING:
     from trtkv.common import RequestId

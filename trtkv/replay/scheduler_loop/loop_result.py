@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import fsum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from trtkv.common import ceil_div
 from trtkv.records.rate import Rate
-from trtkv.replay.distribution import Distribution
-from trtkv.replay.scheduler_loop.arrival_queue import NS_PER_SECOND, make_arrivals
-from trtkv.replay.scheduler_loop.loop_backend import DirectBackend, LoopBackend
-from trtkv.replay.scheduler_loop.loop_counts import LoopCounts, RequestRecord
-from trtkv.replay.scheduler_loop.refusal import RefusalCheck
-from trtkv.replay.scheduler_loop.scheduler_loop import SchedulerLoop, StepObserver
+from trtkv.replay import topics
+from trtkv.replay.closed_loop.outcome import Outcome
+from trtkv.replay.scheduler_loop.arrival_queue import NS_PER_SECOND
+from trtkv.replay.scheduler_loop.distribution import PERCENTILES, Distribution
+from trtkv.tables.table import Table, fact_table, list_table, rates_table
+from trtkv.tables.wording import FULL, count, limit, shortened, window
 
 if TYPE_CHECKING:
     from trtkv.records.stats import KvCacheStats
-    from trtkv.replay.closed_loop import Progress
     from trtkv.replay.scheduler_loop.loop_config import LoopConfig
-    from trtkv.replay.scheduler_loop.utilisation import UtilisationSamples
+    from trtkv.replay.scheduler_loop.loop_counts import AdmissionCounts, LoopCounts, RequestRecord
+    from trtkv.replay.utilisation import UtilisationSample, UtilisationSamples
     from trtkv.traces.trace import RequestTrace
 
 FIRST: Final = "at the first admission of each request"
@@ -56,17 +56,46 @@ LATENCIES: Final[dict[str, tuple[str, Callable[[RequestRecord], int | None]]]] =
     ),
     "first_token_seconds": (
         "from arrival to the end of the step that generated the first token",
-        lambda record: None if record.first_token_ns is None else record.first_token_ns - record.arrival_ns,
+        lambda record: record.since_arrival(record.first_token_ns),
     ),
     "total_seconds": (
         "from arrival to the end of the step that generated the last token",
-        lambda record: None if record.finished_ns is None else record.finished_ns - record.arrival_ns,
+        lambda record: record.since_arrival(record.finished_ns),
     ),
 }
 
+REQUEST_COLUMNS: Final[dict[str, Callable[[RequestRecord], Any]]] = {
+    "id": lambda record: record.request_id,
+    "prompt_tokens": lambda record: record.prompt_tokens,
+    "output_tokens": lambda record: record.output_tokens,
+    "arrival_seconds": lambda record: _seconds(record.arrival_ns),
+    "queueing_seconds": lambda record: _seconds(record.queueing_ns),
+    "first_token_seconds": lambda record: _seconds(record.since_arrival(record.first_token_ns)),
+    "finished_seconds": lambda record: _seconds(record.finished_ns),
+    "found_tokens": lambda record: record.found_tokens,
+    "prefill_steps": lambda record: record.prefill_steps,
+    "computed_tokens": lambda record: record.computed_tokens,
+    "pauses": lambda record: record.pauses,
+    "recompute_prompt_tokens": lambda record: record.recompute_prompt_tokens,
+    "recompute_found_tokens": lambda record: record.recompute_found_tokens,
+    "recomputed_tokens": lambda record: record.recomputed_tokens,
+}
+"""Of ``per_request``. ``arrival_`` and ``finished_seconds`` are times of the virtual clock, the other two durations."""
 
-@dataclass(frozen=True, slots=True)
-class LoopResult:
+SAMPLE_COLUMNS: Final[dict[str, Callable[[UtilisationSample], Any]]] = {
+    "step": lambda sample: sample.step,
+    "start_seconds": lambda sample: _seconds(sample.start_ns),
+    "used_blocks": lambda sample: sample.used_blocks,
+    "context_requests": lambda sample: sample.context_requests,
+    "generation_requests": lambda sample: sample.generation_requests,
+    "tokens": lambda sample: sample.tokens,
+    "active_requests": lambda sample: sample.active_requests,
+    "waiting_requests": lambda sample: sample.waiting_requests,
+}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LoopResult(Outcome):
     """Counts of a finished run. Holds no time of the machine: equal runs give equal results."""
 
     trace: RequestTrace
@@ -91,6 +120,26 @@ class LoopResult:
         return self.prefill_steps_needed - sum(left)
 
     @property
+    def num_run(self) -> int:
+        """Requests that have all their tokens."""
+        return self.counts.finished_requests
+
+    @property
+    def num_never_run(self) -> int:
+        """Requests that were refused."""
+        return len(self.counts.refusals)
+
+    @property
+    def over_time(self) -> UtilisationSamples:
+        """Steps over time."""
+        return self.utilisation
+
+    def why_never_run(self) -> str:
+        """Why the shortest refused request was refused."""
+        refusals = self.counts.refusals
+        return min(refusals, key=lambda refusal: refusal.prompt_tokens + refusal.output_tokens).reason
+
+    @property
     def rates(self) -> list[Rate]:
         """All rates of the run."""
         terms = {**self._hit_terms(), **self._utilisation_terms()}
@@ -100,7 +149,11 @@ class LoopResult:
     def latencies(self) -> list[Distribution]:
         """Times of requests, in virtual seconds."""
         return [
-            Distribution.of(name, definition, _seconds(map(measure, self.records)))
+            Distribution.of(
+                name,
+                definition,
+                [ns / NS_PER_SECOND for record in self.records if (ns := measure(record)) is not None],
+            )
             for name, (definition, measure) in LATENCIES.items()
         ]
 
@@ -130,41 +183,163 @@ class LoopResult:
             "requests_per_second": (counts.finished_requests, seconds),
         }
 
+    def to_json(self) -> dict[str, object]:
+        """Everything, in a fixed order: settings, counts, rates, times, then the long lists."""
+        counts = self.counts
+        return {
+            "trace": self.trace.name,
+            "format": self.trace.format,
+            "block_size": self.trace.block_size,
+            "trace_requests": len(self.trace.requests),
+            "malformed_rows": len(self.trace.faults),
+            "settings": self._settings_json(),
+            "counts": self._counts_json(),
+            "first_admissions": _admissions_json(counts.first),
+            "recompute_admissions": _admissions_json(counts.recompute),
+            "rates": [rate.to_json() for rate in self.rates],
+            "latencies": [latency.to_json() for latency in self.latencies],
+            "refused_requests": [refusal._asdict() for refusal in counts.refusals],
+            "utilisation_interval_steps": self.utilisation.interval,
+            "utilisation": list_table("Steps", SAMPLE_COLUMNS, self.utilisation.samples).to_json(),
+            "per_request": list_table("Requests", REQUEST_COLUMNS, self.records).to_json(),
+        }
 
-def replay_with_scheduler(
-    trace: RequestTrace,
-    config: LoopConfig,
-    *,
-    seconds_per_unit: float | None = None,
-    backend: LoopBackend | None = None,
-    after_step: StepObserver | None = None,
-    progress: Progress | None = None,
-) -> LoopResult:
-    """Build what the loop needs, run the trace through it, and read the counters.
+    def _settings_json(self) -> dict[str, object]:
+        config, cache = self.config, self.config.cache
+        chunking = config.chunking
+        return {
+            "scheduler": config.policy.value,
+            "max_batch_size": config.max_batch_size,
+            "max_num_tokens": config.max_num_tokens,
+            "chunk_policy": None if chunking is None else chunking.policy.value,
+            "chunk_unit": None if chunking is None else chunking.chunk_unit_size,
+            "arrivals": config.arrivals.value,
+            "step_time": config.step_time.to_json(),
+            "tokens_per_block": cache.tokens_per_block,
+            "capacity_tokens": "inf" if cache.capacity_tokens is None else cache.capacity_tokens,
+            "host_tokens": cache.host_tokens,
+            "primary_blocks": self.stats.max_num_blocks,
+            "attention_windows": [FULL if size is None else size for size in cache.windows],
+            "partial_reuse": cache.partial_reuse,
+            "copy_on_partial_reuse": cache.copy_on_partial_reuse,
+            "compatibility": cache.compatibility,
+        }
 
-    ``seconds_per_unit``: of the trace's timestamps, for arrivals by the trace. ``backend``: instead of a fresh one,
-    made for the same trace and settings.
-    """
-    backend = backend or DirectBackend(config, trace.requests)
-    loop = SchedulerLoop(
-        backend,
-        config.step_time,
-        max_active=config.max_batch_size,
-        max_sequence_length=config.cache.max_sequence_length(trace.requests),
-        find_refusal=RefusalCheck(config, backend.manager).find_reason,
-        after_step=after_step,
-        progress=progress,
-    )
-    loop.run(make_arrivals(trace.requests, config.arrivals, seconds_per_unit))
-    return LoopResult(
-        trace=trace,
-        config=config,
-        counts=loop.ledger.counts,
-        records=tuple(loop.ledger.records.values()),
-        utilisation=loop.ledger.utilisation,
-        stats=backend.manager.get_kv_cache_stats(),
-    )
+    def _counts_json(self) -> dict[str, object]:
+        counts = self.counts
+        return {
+            "finished_requests": counts.finished_requests,
+            "refused_requests": len(counts.refusals),
+            "steps": counts.steps,
+            "context_steps": counts.context_steps,
+            "generation_steps": counts.generation_steps,
+            "idle_steps": counts.idle_steps,
+            "virtual_seconds": counts.end_ns / NS_PER_SECOND,
+            "prompt_tokens": counts.first.prompt_tokens,
+            "prefill_tokens_saved": counts.first.found_tokens,
+            "prefill_steps_needed": self.prefill_steps_needed,
+            "prefill_steps_saved": self.prefill_steps_saved,
+            "computed_prompt_tokens": counts.context_tokens,
+            "recomputed_tokens": counts.recomputed_tokens,
+            "generated_tokens": counts.generated_tokens,
+            "cached_tokens_read": counts.cached_tokens,
+            "pauses": counts.pauses,
+            "deferrals": counts.deferrals,
+            "withdrawals": counts.withdrawals,
+            "most_used_blocks": counts.most_used_blocks,
+            "allocated_blocks": self.stats.alloc_total_blocks,
+        }
+
+    def tables(self) -> list[Table]:
+        """Settings and counts, rates, times of requests."""
+        return [self._overview(), rates_table("Rates", self.rates, topic=topics.RATES), self._latency_table()]
+
+    def notes(self) -> list[str]:
+        """Refused requests with the reason, rows left out."""
+        refusals, lines = self.counts.refusals, []
+        if refusals:
+            lines.append(
+                f"{count(len(refusals))} requests can never run and were refused; no other count includes them:"
+            )
+            lines += shortened([refusal.reason for refusal in refusals])
+        return [*lines, *self.trace.notes()]
+
+    def _overview(self) -> Table:
+        config, cache, counts = self.config, self.config.cache, self.counts
+        chunking, times = config.chunking, config.step_time
+        chunks = "never"
+        if chunking is not None:
+            chunks = f"{_words(chunking.policy.value)}, unit {count(chunking.chunk_unit_size)}"
+        return fact_table(
+            f"Scheduler replay of {self.trace.name}",
+            {
+                "format": self.trace.format,
+                "scheduler": _words(config.policy.value),
+                "requests in a step, at most": config.max_batch_size,
+                "tokens in a step, at most": config.max_num_tokens,
+                "prompts cut into chunks": chunks,
+                "arrivals": config.arrivals.value,
+                "time of a step, us": f"{times.base_ns / 1e3:g} + {times.context_ns / 1e3:g} x context tokens",
+                "": f"+ {times.generation_ns / 1e3:g} x generating + {times.cached_ns / 1e3:g} x cached",
+                "tokens per block": cache.tokens_per_block,
+                "capacity, tokens": limit(cache.capacity_tokens),
+                "host tier, tokens": cache.host_tokens,
+                "attention windows, tokens": ", ".join(map(window, cache.windows)),
+            },
+            {
+                "requests finished": counts.finished_requests,
+                "requests refused": len(counts.refusals),
+                "steps": counts.steps,
+                "virtual seconds": counts.end_ns / NS_PER_SECOND,
+                "prompt tokens": counts.first.prompt_tokens,
+                "prompt tokens found in the cache": counts.first.found_tokens,
+                "  in blocks of live requests": counts.first.shared_tokens,
+                "prompt tokens computed": counts.context_tokens,
+                "  again, after a pause": counts.recomputed_tokens,
+                "tokens found again, after a pause": counts.recompute.found_tokens,
+                "prefill steps saved, full ones": self.prefill_steps_saved,
+                "tokens generated": counts.generated_tokens,
+                "pauses": counts.pauses,
+                "deferrals for a common prefix": counts.deferrals,
+                "blocks in use, at most": counts.most_used_blocks,
+            },
+            topic=topics.RUN,
+        )
+
+    def _latency_table(self) -> Table:
+        return list_table(
+            "Times of requests, virtual seconds",
+            {
+                "time": lambda latency: latency.name,
+                "mean": lambda latency: latency.mean,
+                **{f"p{percent}": _percentile(at) for at, percent in enumerate(PERCENTILES)},
+                "max": lambda latency: latency.most,
+            },
+            self.latencies,
+            topic=topics.TIMES,
+            definitions=[(latency.name, latency.definition) for latency in self.latencies],
+        )
 
 
-def _seconds(nanoseconds: Iterable[int | None]) -> Sequence[float]:
-    return [value / NS_PER_SECOND for value in nanoseconds if value is not None]
+def _admissions_json(counts: AdmissionCounts) -> dict[str, object]:
+    return {
+        "admissions": counts.admissions,
+        "prompt_tokens": counts.prompt_tokens,
+        "found_tokens": counts.found_tokens,
+        "in_flight_tokens": counts.shared_tokens,
+        "reused_blocks": counts.reused_blocks,
+        "missed_blocks": counts.missed_blocks,
+        "zero_hits": counts.zero_hits,
+    }
+
+
+def _percentile(at: int) -> Callable[[Distribution], float | None]:
+    return lambda latency: latency.percentiles[at]
+
+
+def _seconds(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / NS_PER_SECOND
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

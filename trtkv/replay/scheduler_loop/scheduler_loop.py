@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from trtkv.common import RequestId
 from trtkv.errors import OutOfBlocksError
 from trtkv.records.llm_request import LlmRequest, LlmRequestState
-from trtkv.replay.closed_loop import Progress
+from trtkv.replay.closed_loop.closed_loop import Progress
 from trtkv.replay.scheduler_loop.arrival_queue import Arrival, ArrivalQueue
 from trtkv.replay.scheduler_loop.loop_counts import Refusal, RequestRecord
 from trtkv.replay.scheduler_loop.loop_ledger import LoopLedger

@@ -17,8 +17,8 @@ WINDOW_SUMS: Final = ("onboarded", "offloaded", "copied")
 UNLIMITED: Final = "inf"
 
 
-def make_row(configuration: Mapping[str, str], report: Report) -> Row:
-    """One flat row: what was set, then single values of the report and of its parts, sums over windows.
+def make_row(configuration: Mapping[str, Cell], report: Report) -> Row:
+    """One flat row: typed values of what was set, single values of the report and of its parts, sums over windows.
 
     Rates and causes go by their names, other parts by the part's name and theirs. A setting of the same name as a value
     of the report gives way to it, but for the trace, whose path tells more.

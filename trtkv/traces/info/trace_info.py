@@ -14,6 +14,10 @@ from trtkv.checks import check_integer
 from trtkv.common import ceil_div
 from trtkv.errors import InvalidInputError
 from trtkv.records.rate import Rate
+from trtkv.tables.result import Result
+from trtkv.tables.table import Table
+from trtkv.tables.wording import count
+from trtkv.traces.info.trace_info_tables import trace_info_tables
 from trtkv.traces.prefixes.infinite_matches import infinite_hit_tokens, infinite_matches
 from trtkv.traces.prefixes.prefix_tree import PrefixTree
 from trtkv.traces.prefixes.reuse_distance import ReuseDistances, WorkingSets, measure_reuse
@@ -92,8 +96,8 @@ class CacheSize(NamedTuple):
     hits: int
 
 
-@dataclass(frozen=True, slots=True)
-class TraceInfo:
+@dataclass(frozen=True, slots=True, repr=False)
+class TraceInfo(Result):
     """Everything about a trace; the parts that need tokens are None for lengths-only formats."""
 
     name: str
@@ -111,6 +115,19 @@ class TraceInfo:
     reuse_distance_blocks: dict[str, int | None] | None = None
     lru: tuple[CacheSize, ...] = ()
     working_sets: tuple[WorkingSets, ...] = ()
+
+    def tables(self) -> list[Table]:
+        """Lengths, and unless nothing but lengths is known: sharing, rates, cache sizes and working sets."""
+        return trace_info_tables(self)
+
+    def notes(self) -> list[str]:
+        """What is not known, and rows that were skipped."""
+        lines = []
+        if self.sharing is None:
+            lines.append("Only lengths are known: nothing can be said about sharing or reuse.")
+        if self.malformed_rows:
+            lines.append(f"{count(self.malformed_rows)} malformed rows were skipped.")
+        return lines
 
     def to_json(self) -> dict[str, object]:
         """All of it, in a fixed order."""
@@ -182,7 +199,7 @@ def _sharing(
     requests: Sequence[TraceRequest], tree: PrefixTree, distances: ReuseDistances, matches: Sequence[int]
 ) -> Sharing:
     uses = Counter(edge for position in range(len(requests)) for edge in tree.path(position))
-    runs = [SharedRun(count, edge.start, edge.end) for edge, count in uses.items() if count > 1]
+    runs = [SharedRun(number, edge.start, edge.end) for edge, number in uses.items() if number > 1]
     runs.sort(key=lambda run: ((run.requests - 1) * (run.end - run.start), run), reverse=True)
     return Sharing(
         blocks=distances.num_touched,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from trtkv.replay.distribution import Distribution
+from trtkv.replay.scheduler_loop.distribution import Distribution
 
 
 def test_percentiles_are_values_that_occurred():

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from trtkv.replay.scheduler_loop.utilisation import UtilisationSample, UtilisationSamples
+from trtkv.replay.utilisation import UtilisationSample, UtilisationSamples
 
 
 def keep(num_steps: int, most: int) -> UtilisationSamples:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.replay.helpers import LoggingManager, loop_round_by_round, make_request
 from trtkv.errors import ConfigurationError
-from trtkv.replay.closed_loop import ClosedLoop, ReplayManager
+from trtkv.replay.closed_loop.closed_loop import ClosedLoop, ReplayManager
 from trtkv.replay.config import ReplayConfig
 from trtkv.traces.outputs import generated_tokens
 from trtkv.traces.trace import TraceRequest

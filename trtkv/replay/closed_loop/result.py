@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, NamedTuple
 from trtkv.common import WindowSize
 from trtkv.errors import check
 from trtkv.records.rate import Rate
-from trtkv.replay.causes.cause_observer import CauseObserver
-from trtkv.replay.causes.causes import Cause
-from trtkv.replay.causes.explanation import explain as explanation_of
-from trtkv.replay.causes.observed_manager import ObservedManager, trace_token_loader
-from trtkv.replay.closed_loop import ClosedLoop, PhaseSeconds, Progress, ReplayCounts, Timer
+from trtkv.replay import topics
+from trtkv.replay.bounds.bounds import bounds_of
+from trtkv.replay.bounds.capacity_curve import CurvePoint
+from trtkv.replay.closed_loop.outcome import Outcome, describe_smallest
+from trtkv.tables.table import Table, fact_table, list_table, rate_cell, rates_table
+from trtkv.tables.wording import count, limit, window
 
 if TYPE_CHECKING:
-    from trtkv.manager.kv_cache_manager import KVCacheManager
-    from trtkv.records.stats import KvCacheIterationStats
     from trtkv.replay.bounds.bounds import Bounds
     from trtkv.replay.bounds.capacity_curve import CapacityCurve
     from trtkv.replay.causes.explanation import Explanation
+    from trtkv.replay.closed_loop.closed_loop import ReplayCounts
     from trtkv.replay.config import ReplayConfig
     from trtkv.traces.trace import RequestTrace
 
@@ -67,8 +67,8 @@ class WindowResult(NamedTuple):
         return {**self._asdict(), "rates": [self.hit_rate.to_json()]}
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class ReplayResult(Outcome):
     """Counts of a finished replay. Holds no times: equal runs give equal results."""
 
     trace: RequestTrace
@@ -89,6 +89,20 @@ class ReplayResult:
     """What was possible at best, if that was asked for."""
     curve: CapacityCurve | None = None
     """Hit rates at other capacities, if they were asked for."""
+
+    @property
+    def num_run(self) -> int:
+        """Requests run."""
+        return self.counts.requests
+
+    @property
+    def num_never_run(self) -> int:
+        """Requests that need more blocks than there are."""
+        return self.counts.skipped_requests
+
+    def why_never_run(self) -> str:
+        """What the smallest request needs, and what there is."""
+        return describe_smallest(self.trace, self.config.tokens_per_block, self.config.capacity_tokens)
 
     @property
     def rates(self) -> list[Rate]:
@@ -114,6 +128,28 @@ class ReplayResult:
             f"{bounds.infinite_hit_tokens}",
         )
         return replace(self, bounds=bounds)
+
+    def with_curve(self, curve: CapacityCurve) -> ReplayResult:
+        """The result with a curve whose points include the run itself, unless its windows have blocks of their own."""
+        if self.config.capacity_tokens is None or self.config.window_blocks:
+            return replace(self, curve=curve)
+        run = self.curve_point()
+        points = {point.capacity_tokens: point for point in (run, *curve.measured)} if curve.measured else {}
+        measured = tuple(point for _, point in sorted(points.items()))
+        return replace(self, curve=replace(curve, measured=measured, run=run))
+
+    def curve_point(self) -> CurvePoint:
+        """The run as a point of a curve over capacity."""
+        counts, config = self.counts, self.config
+        bounds = self.bounds or bounds_of(self.trace.requests, config)
+        return CurvePoint(
+            config.capacity_tokens or 0,
+            counts.requests,
+            counts.skipped_requests,
+            counts.prompt_tokens,
+            counts.prepopulated_tokens,
+            None if bounds is None else bounds.clairvoyant_hit_tokens,
+        )
 
     def to_json(self) -> dict[str, object]:
         """Everything, in a fixed order: the columns of a reference run first, then settings, details and rates."""
@@ -152,96 +188,80 @@ class ReplayResult:
     def _optional_parts(self) -> dict[str, Explanation | Bounds | CapacityCurve | None]:
         return {"explanation": self.explanation, "bounds": self.bounds, "curve": self.curve}
 
-    def _repr_html_(self) -> str:
-        """Tables for a notebook; needs nothing that is not installed."""
-        from trtkv.replay.report.html_tables import result_tables
+    def tables(self) -> list[Table]:
+        """Settings and counts, rates, then bounds, causes and the curve if there are any, and blocks."""
+        tables = [self._overview(), rates_table("Rates", self.rates, topic=topics.RATES)]
+        if self.bounds is not None:
+            tables.append(self.bounds.table(next(rate for rate in self.rates if rate.name == "token_hit_rate")))
+        for part in (self.explanation, self.curve):
+            tables += [] if part is None else part.tables()
+        return [*tables, self._windows_table()]
 
-        return result_tables(self)
+    def notes(self) -> list[str]:
+        """Requests and rows left out, a host tier without blocks."""
+        lines, config = [], self.config
+        if self.counts.skipped_requests:
+            lines.append(
+                f"{count(self.counts.skipped_requests)} requests need more blocks than the capacity holds and were "
+                "never run; no count includes them."
+            )
+        lines += self.trace.notes()
+        if config.host_tokens and not config.num_secondary_blocks:
+            lines.append(
+                f"The host tier of {count(config.host_tokens)} tokens holds no block of "
+                f"{count(config.tokens_per_block)} tokens: blocks are dropped, not offloaded."
+            )
+        return lines
 
+    def _overview(self) -> Table:
+        config, counts = self.config, self.counts
+        return fact_table(
+            f"Replay of {self.trace.name}",
+            {
+                "format": self.trace.format,
+                "tokens per block": config.tokens_per_block,
+                "capacity, tokens": limit(config.capacity_tokens),
+                "host tier, tokens": config.host_tokens,
+                "live requests, at most": config.live,
+                "partial reuse": _reuse_words(config),
+                "attention windows, tokens": ", ".join(map(window, config.windows)),
+                "behaviour": "as recorded, faults included" if config.compatibility else "default",
+            },
+            {
+                "requests run": counts.requests,
+                "requests never run": counts.skipped_requests,
+                "malformed rows skipped": len(self.trace.faults),
+                "prompt tokens": counts.prompt_tokens,
+                "prompt tokens found in the cache": counts.prepopulated_tokens,
+                "prompt blocks": counts.prompt_blocks,
+                "blocks reused": self.reused,
+                "blocks missed": self.missed,
+                "blocks allocated": self.alloc_total,
+                "decoded tokens": counts.decode_calls,
+            },
+            topic=topics.RUN,
+        )
 
-def replay_trace(
-    trace: RequestTrace,
-    config: ReplayConfig,
-    *,
-    timer: Timer | None = None,
-    progress: Progress | None = None,
-    explain: bool = False,
-) -> tuple[ReplayResult, PhaseSeconds]:
-    """Build a manager, run the closed loop over the trace, and read the counters.
-
-    ``timer`` (e.g. time.perf_counter) splits the time by kind of call; ``progress`` is called with the
-    number of requests done after each removal. ``explain`` gives every prompt token a cause; the counts are the same.
-    """
-    observer = _observer(trace, config) if explain else None
-    manager = config.build_manager(trace.requests, block_listener=observer)
-    loop = ClosedLoop(
-        manager if observer is None else _observed(manager, observer, trace, config),
-        tokens_per_block=config.tokens_per_block,
-        num_primary_blocks=config.num_primary_blocks(trace.requests),
-        live=config.live,
-        num_needed_blocks=config.num_needed_blocks,
-        timer=timer,
-        progress=progress,
-    )
-    loop.run(trace.requests)
-    result = _result(trace, config, loop.counts, manager)
-    if observer is not None:
-        explanation = explanation_of(observer, trace.requests)
-        check(explanation.tokens[Cause.HIT] == loop.counts.prepopulated_tokens, "hits were counted differently")
-        result = replace(result, explanation=explanation)
-    return result, loop.seconds
-
-
-def _observer(trace: RequestTrace, config: ReplayConfig) -> CauseObserver:
-    requests = trace.requests
-    return CauseObserver(
-        config.tokens_per_block,
-        trace_token_loader(requests),
-        has_constraints=any(request.constraints is not None for request in requests),
-    )
-
-
-def _observed(
-    manager: KVCacheManager, observer: CauseObserver, trace: RequestTrace, config: ReplayConfig
-) -> ObservedManager:
-    observer.watch(manager)
-    num_requests = len(trace.requests)
-    return ObservedManager(
-        manager, observer, config.live, lambda index: index + 1 if index + 1 < num_requests else None
-    )
-
-
-def _result(trace: RequestTrace, config: ReplayConfig, counts: ReplayCounts, manager: KVCacheManager) -> ReplayResult:
-    stats = manager.get_kv_cache_stats()
-    max_sequence_length = config.max_sequence_length(trace.requests)
-    return ReplayResult(
-        trace=trace,
-        config=config,
-        counts=counts,
-        max_sequence_length=max_sequence_length,
-        alloc_total=stats.alloc_total_blocks,
-        reused=stats.reused_blocks,
-        missed=stats.missed_blocks,
-        windows=tuple(
-            _window_result(window, window >= max_sequence_length, window_stats)
-            for window, window_stats in sorted(manager.get_iteration_stats().items())
-        ),
-    )
+    def _windows_table(self) -> Table:
+        return list_table(
+            "Blocks by attention window",
+            {
+                "window, tokens": lambda row: window(row.window_size, is_full=row.full_attention),
+                "hit rate": lambda row: rate_cell(row.hit_rate),
+                "reused": lambda row: row.reused,
+                "in part": lambda row: row.partial_reused,
+                "missed": lambda row: row.missed,
+                "allocated": lambda row: row.alloc_total,
+                "offloaded": lambda row: row.offloaded,
+                "onboarded": lambda row: row.onboarded,
+            },
+            self.windows,
+            topic=topics.BLOCKS,
+            definitions=[("hit rate", WINDOW_HIT_RATE)],
+        )
 
 
-def _window_result(window: WindowSize, full_attention: bool, stats: KvCacheIterationStats) -> WindowResult:
-    """Counters since the last reading are totals here, since a replay reads them once, at its end."""
-    return WindowResult(
-        window_size=window,
-        full_attention=full_attention,
-        primary_blocks=stats.primary_max_num_blocks,
-        secondary_blocks=stats.secondary_max_num_blocks,
-        alloc_total=stats.iter_alloc_total_blocks,
-        reused=stats.iter_reused_blocks,
-        full_reused=stats.iter_full_reused_blocks,
-        partial_reused=stats.iter_partial_reused_blocks,
-        missed=stats.iter_missed_blocks,
-        onboarded=stats.iter_onboard_blocks,
-        offloaded=stats.iter_offload_blocks,
-        copied=stats.iter_intra_device_copy_blocks,
-    )
+def _reuse_words(config: ReplayConfig) -> str:
+    if not config.partial_reuse:
+        return "off"
+    return "copied" if config.copy_on_partial_reuse else "in place where possible"

@@ -1,0 +1,174 @@
+"""ReplayOptions: the options of ``trtkv replay``, which a sweep can set as well. A new option is one field here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from trtkv.commands.format_choice import FormatOption
+from trtkv.commands.model_options import (
+    HostMemoryOption,
+    KvDtypeChoice,
+    KvDtypeOption,
+    MaxSeqLenOption,
+    MemoryOption,
+    ModelOption,
+    TpOption,
+    WindowSharesOption,
+)
+
+
+class SystemChoice(str, Enum):
+    """Values of ``--system``."""
+
+    TENSORRT_LLM = "tensorrt-llm"
+    NANO = "nano"
+    NANO_SCHEDULER = "nano-scheduler"
+
+
+class SchedulerChoice(str, Enum):
+    """Values of ``--scheduler``."""
+
+    MAX_UTILIZATION = "max-utilization"
+    GUARANTEED_NO_EVICT = "guaranteed-no-evict"
+    STATIC_BATCH = "static-batch"
+
+
+class ArrivalsChoice(str, Enum):
+    """Values of ``--arrivals``."""
+
+    ASAP = "asap"
+    TRACE = "trace"
+
+
+class ChunkPolicyChoice(str, Enum):
+    """Values of ``--chunk-policy``."""
+
+    EQUAL_PROGRESS = "equal-progress"
+    FIRST_COME_FIRST_SERVED = "first-come-first-served"
+    FORCE_CHUNK = "force-chunk"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """Arguments as they were written, by the names that the code uses."""
+
+    trace: Annotated[
+        str, typer.Argument(metavar="TRACE", help="Request trace, plain or gzip, or a folder; - is standard input.")
+    ]
+    system: Annotated[
+        SystemChoice, typer.Option(help="Whose block manager; nano-scheduler lets nano-vllm's scheduler preempt.")
+    ] = SystemChoice.TENSORRT_LLM
+    trace_format: FormatOption = None
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens that one hash id stands for. Needed for Mooncake rows (theirs: 512).")
+    ] = None
+    tokens_per_block: Annotated[int, typer.Option(help="Tokens of a cache block.")] = 32
+    capacity_tokens: Annotated[
+        str | None,
+        typer.Option(metavar="N|inf", help="Tokens that the cache holds, e.g. 30000000, 30M or inf.  [default: inf]"),
+    ] = None
+    host_tokens: Annotated[
+        str | None, typer.Option(metavar="N", help="Tokens that the host tier holds.  [default: 0]")
+    ] = None
+    model: ModelOption = None
+    memory: MemoryOption = None
+    host_memory: HostMemoryOption = None
+    kv_dtype: KvDtypeOption = KvDtypeChoice.AUTO
+    tp: TpOption = 1
+    max_seq_len: MaxSeqLenOption = None
+    window_shares: WindowSharesOption = None
+    live: Annotated[int, typer.Option(help="Most requests live at a time.")] = 1
+    window: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="W|full", help="Attention window of a layer in tokens; may be repeated. Without it: full."
+        ),
+    ] = None
+    no_partial_reuse: Annotated[bool, typer.Option("--no-partial-reuse", help="Reuse whole cached blocks only.")] = (
+        False
+    )
+    no_copy_on_partial_reuse: Annotated[
+        bool,
+        typer.Option("--no-copy-on-partial-reuse", help="Take a part of a block over in place or not at all."),
+    ] = False
+    compatibility: Annotated[
+        bool, typer.Option("--compatibility", help="Behave exactly like the original, its faults included.")
+    ] = False
+    limit: Annotated[int | None, typer.Option(help="Read only the first N rows of the file.")] = None
+    lenient: Annotated[bool, typer.Option("--lenient", help="Count and skip malformed rows.")] = False
+    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer file or folder, for traces with text.")] = None
+    chat_template: Annotated[str | None, typer.Option(help="Chat template file, or chatml.")] = None
+    bounds: Annotated[
+        bool, typer.Option("--bounds", help="Show what no policy could beat: unlimited cache, clairvoyant eviction.")
+    ] = False
+    scheduler: Annotated[
+        SchedulerChoice | None,
+        typer.Option(help="Run the schedulers step by step on a virtual clock instead of the closed loop."),
+    ] = None
+    max_batch_size: Annotated[
+        int | None, typer.Option(help="With --scheduler: most requests in a step.  [default: 64]")
+    ] = None
+    max_num_tokens: Annotated[
+        int | None, typer.Option(help="With --scheduler: most tokens computed in a step.  [default: 8192]")
+    ] = None
+    arrivals: Annotated[
+        ArrivalsChoice | None,
+        typer.Option(help="With --scheduler: all requests at once, or at the trace's times.  [default: asap]"),
+    ] = None
+    step_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="With --scheduler: linear:base=6ms,context=40us,generation=20us,cached=50ns, or parts of it.",
+        ),
+    ] = None
+    chunked_context: Annotated[
+        bool, typer.Option("--chunked-context", help="With --scheduler: cut prompts into chunks to fill steps.")
+    ] = False
+    chunk_policy: Annotated[
+        ChunkPolicyChoice | None,
+        typer.Option(help="With --chunked-context: who gets the tokens.  [default: first-come-first-served]"),
+    ] = None
+    chunk_unit: Annotated[
+        int | None, typer.Option(help="With --chunked-context: chunks are multiples of it.  [default: a block]")
+    ] = None
+    record: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="With --scheduler: write the run as a program for trtkv verify."),
+    ] = None
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
+    ] = None
+    explain: Annotated[bool, typer.Option("--explain", help="Give every prompt token a cause: found, or why not.")] = (
+        False
+    )
+    explain_file: Annotated[
+        str | None,
+        typer.Option("--explain-requests", metavar="FILE", help="Write the causes of each request as CSV."),
+    ] = None
+    curve: Annotated[int | None, typer.Option(metavar="N", help="Run at N other capacities too, on all cores.")] = None
+    html_file: Annotated[
+        str | None,
+        typer.Option("--html", metavar="FILE", help="Write one self-contained page, with --explain and --bounds."),
+    ] = None
+
+
+OUTPUT_FILES: Final = ("json_file", "record", "explain_file", "html_file")
+"""Options that say where something is written and change no number."""
+
+SCHEDULER_ONLY: Final = (
+    "max_batch_size",
+    "max_num_tokens",
+    "arrivals",
+    "step_time",
+    "chunked_context",
+    "chunk_policy",
+    "chunk_unit",
+    "record",
+)
+"""Options that mean nothing without ``--scheduler``."""
