@@ -30,7 +30,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("one window", ("window_block_manager.*",)),
     ("the manager", ("manager.*",)),
     ("around a manager", ("inspection.*", "exporters.*", "nano.*")),
-    ("users of a manager", ("scheduler.*", "resource_manager.*", "executor.*", "sizing.*")),
+    ("users of a manager", ("scheduler.*", "resource_manager.*", "executor.*", "sizing.*", "bindings.*")),
     (
         "traces",
         (

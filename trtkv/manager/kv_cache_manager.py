@@ -152,6 +152,7 @@ class KVCacheManager:
         indexer_k_cache_quant_block_size: int = 128,
         indexer_k_cache_index_head_dim: int = 0,
         indexer_k_cache_use_fp4: bool = False,
+        indexer_k_cache_layer_mask: Sequence[bool] | None = None,
         linear_attention_metadata: LinearAttentionMetadata | None = None,
         pool_configurations: Sequence[PoolConfiguration] = (),
         copy_engine: CopyEngine | None = None,
@@ -172,7 +173,10 @@ class KVCacheManager:
         indexer = None
         if enable_indexer_k_cache:
             indexer = IndexerKCacheSettings(
-                indexer_k_cache_quant_block_size, indexer_k_cache_index_head_dim, indexer_k_cache_use_fp4
+                indexer_k_cache_quant_block_size,
+                indexer_k_cache_index_head_dim,
+                indexer_k_cache_use_fp4,
+                indexer_k_cache_layer_mask,
             )
         settings = CacheSettings(
             tokens_per_block=tokens_per_block,
@@ -695,6 +699,17 @@ class KVCacheManager:
         """``get_cache_block_ids`` for each request."""
         return [self.get_cache_block_ids(request_id, window_size) for request_id in request_ids]
 
+    def get_memory_pool_block_indices(self, block_ids: Iterable[BlockId], window_size: WindowSize) -> list[int]:
+        """Slots of blocks in the primary pool. Raises InvalidInputError if a block is not there."""
+        with self._lock:
+            blocks = [self._block_manager.get_block_by_id(block_id, window_size) for block_id in block_ids]
+        for block in blocks:
+            if not block.is_primary:
+                raise InvalidInputError(
+                    f"block {block.block_id} of window {window_size} is not in device memory; bring it back first"
+                )
+        return [block.memory_pool_block_index for block in blocks]
+
     def get_last_block_id(self, request_id: RequestId) -> BlockId | None:
         """Last block of beam 0 in the smallest window."""
         with self._lock:
@@ -751,6 +766,16 @@ class KVCacheManager:
             self.copy_block_offsets(output, index * beam_width, first_batch_slot_idx + index)
 
     # -- memory ---------------------------------------------------------------------------------------
+
+    @property
+    def pool_configurations(self) -> list[PoolConfiguration]:
+        """Head size and element type of the pools of each window, ascending. C++: getPoolConfigurations."""
+        found: dict[WindowSize, PoolConfiguration] = {}
+        for pool in self._block_manager.pools:
+            if pool.is_data_pool:
+                entry = PoolConfiguration(pool.window_size, pool.size_per_head, pool.dtype)
+                found.setdefault(pool.window_size, entry)
+        return [found[window] for window in sorted(found)]
 
     @property
     def pool_tensors(self) -> PoolTensors:

@@ -126,6 +126,19 @@ class PoolTensors:
             raise InvalidInputError(f"the layers use {len(data_pools)} pools; ask for each layer's buffers instead")
         return get_primary(data_pools[0])
 
+    def _get_only(self, pools: list[KVCacheBlockPool], what: str) -> torch.Tensor:
+        if len(pools) != 1:
+            raise InvalidInputError(f"there are {len(pools)} pools of {what}; this call needs exactly one")
+        return get_primary(pools[0])
+
+    def get_indexer_k_cache_pool(self) -> torch.Tensor:
+        """The primary tensor of the only pool of index keys. C++: getIndexerKCachePool."""
+        return self._get_only([pool for pool in self._pools if pool.contains_indexer_k_cache], "index keys")
+
+    def get_recurrent_states_pool(self) -> torch.Tensor:
+        """The primary tensor of the only pool of recurrent states. C++: getRecurrentStatesPool."""
+        return self._get_only([pool for pool in self._pools if pool.num_kv_heads < 0], "recurrent states")
+
     @property
     def block_pool_pointers(self) -> torch.Tensor:
         """int64 [pools without scales, 2]: addresses of primary and secondary (0: none). C++: getBlockPoolPointers."""

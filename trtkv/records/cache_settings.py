@@ -31,8 +31,12 @@ class IndexerKCacheSettings:
     """Elements that share a scale."""
     index_head_dim: int = 0
     use_fp4: bool = False
+    layer_mask: Sequence[bool] | None = None
+    """Which layers keep index keys, one entry per layer; None: all."""
 
     def __post_init__(self) -> None:
+        if self.layer_mask is not None:
+            _freeze(self, layer_mask=tuple(bool(entry) for entry in self.layer_mask))
         if self.quant_block_size < 1 or self.index_head_dim < 0:
             raise ConfigurationError(
                 f"index keys have head size {self.index_head_dim} and {self.quant_block_size} elements per scale; "
@@ -64,6 +68,12 @@ class LayerSettings:
             if num_heads < 1:
                 raise ConfigurationError(f"layer {layer} has {num_heads} KV heads; give at least 1")
         check_count("size_per_head", self.size_per_head, 1, error=ConfigurationError)
+        mask = None if self.indexer_k_cache is None else self.indexer_k_cache.layer_mask
+        if mask is not None and len(mask) != len(self.num_kv_heads_per_layer):
+            raise ConfigurationError(
+                f"the layer mask of index keys has {len(mask)} entries for {len(self.num_kv_heads_per_layer)} layers; "
+                "give one per layer"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 class LlmRequestState(IntEnum):
     """Stage of a request; schedulers compare the numbers. C++: LlmRequestState."""
 
+    DISAGG_TRANS_ERROR = -1
     UNKNOWN = 0
     ENCODER_INIT = 1
+    DISAGG_CONTEXT_WAIT_SCHEDULER = 7
     DISAGG_GENERATION_INIT = 8
     DISAGG_GENERATION_TRANS_IN_PROGRESS = 9
     CONTEXT_INIT = 10
@@ -195,6 +197,10 @@ class LlmRequest:
     def prompt_len(self) -> int:
         """Tokens of the prompt; a pause may enlarge it by tokens already generated."""
         return self._prompt_len
+
+    def set_prompt_len(self, prompt_len: int) -> None:
+        """Move the border between prompt and generated tokens, as warm-up requests do after their admission."""
+        self._prompt_len = check_count("prompt_len", prompt_len)
 
     def get_tokens(self, beam: int = 0) -> array[int]:
         """Prompt and generated tokens of a beam: the live array, to be read only."""

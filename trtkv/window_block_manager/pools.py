@@ -88,9 +88,16 @@ class WindowPools:
                     indexer_k_cache.index_head_dim,
                     indexer_k_cache.quant_block_size,
                     indexer_k_cache.use_fp4,
+                    self._mask_of_pool(index, indexer_k_cache.layer_mask),
                 )
-                for pool in data_pools
+                for index, pool in enumerate(data_pools)
             ]
+
+    def _mask_of_pool(self, pool_index: int, layer_mask: Sequence[bool] | None) -> tuple[bool, ...] | None:
+        """Which layers of a pool keep index keys, in the order of the pool."""
+        if layer_mask is None:
+            return None
+        return tuple(layer_mask[layer] for layer, index in self.layer_to_pool_index.items() if index == pool_index)
 
     def get_num_pools(self, include_block_scale_pools: bool = True, include_indexer_k_cache_pools: bool = True) -> int:
         """Pools of the window, with or without those of scales and index keys."""
