@@ -41,4 +41,6 @@ def _cells(columns: Iterable[Column], row: Row) -> str:
 def _class(column: Column, cell: Cell = None) -> str:
     if isinstance(cell, Mark):
         return f' class="{cell.level}"'
-    return "" if column.is_text else ' class="number" align="right"'
+    if column.is_text:
+        return ""
+    return f' class="{"value" if isinstance(cell, str) else "number"}" align="right"'

@@ -50,24 +50,32 @@ body { margin: 0 auto; max-width: 60rem; padding: 1.5rem 1.25rem 4rem; backgroun
 h1 { font-size: 1.6rem; margin: 0 0 .25rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 2.25rem 0 .5rem; border-bottom: 1px solid var(--grid); padding-bottom: .25rem; }
 p { margin: .5rem 0; }
-p.lead, p.note, caption { color: var(--soft); }
+p.note, caption { color: var(--soft); }
 p.headline { font-size: 1.15rem; }
 code { font: .9em ui-monospace, monospace; overflow-wrap: anywhere; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; margin: 1rem 0; font-variant-numeric: tabular-nums; }
 caption { text-align: left; padding: .25rem 0; font-size: .9rem; }
 th, td { text-align: left; font-weight: normal; padding: .25rem .6rem; border-bottom: 1px solid var(--grid);
-  overflow-wrap: anywhere; }
+  overflow-wrap: break-word; }
 thead th { color: var(--soft); font-size: .85rem; }
-th.number, td.number { text-align: right; overflow-wrap: normal; }
+th[scope="row"] { min-width: 8rem; white-space: pre-wrap; overflow-wrap: anywhere; }
+th.number, td.number { text-align: right; }
+td.number { white-space: nowrap; }
+td.value { text-align: right; }
+td.bad { color: var(--cause-evicted); }
 tbody tr:nth-child(even) { background: var(--stripe); }
-figure { margin: 1rem 0; break-inside: avoid; }
+tbody + tbody { border-top: 2px solid var(--grid); }
+figure { margin: 1rem 0; break-inside: avoid; overflow-x: auto; }
 figure svg { width: 100%; height: auto; display: block; }
 figure svg text { fill: currentColor; }
 figcaption { color: var(--soft); font-size: .9rem; }
 dl { margin: .5rem 0; } dt { font-weight: 600; margin-top: .5rem; } dd { margin: 0 0 0 1rem; }
+dl.about { display: grid; grid-template-columns: auto 1fr; gap: .25rem 1rem; }
+dl.about dt, dl.about dd { margin: 0; }
+@media screen { figure svg { min-width: 34rem; } }
 @media print { body { max-width: none; padding: 0; font-size: 11px; } h2 { break-after: avoid; }
-  table, figure { break-inside: avoid; } .wide { overflow: visible; } @page { margin: 14mm; } }
+  table, figure { break-inside: avoid; } .wide, figure { overflow: visible; } @page { margin: 14mm; } }
 """
 
 
