@@ -80,11 +80,24 @@ def test_demo_takes_a_trace_of_the_caller(repository_root: Path, tmp_path: Path)
     assert not (tmp_path / "chat.jsonl").exists()
 
 
+def test_demo_takes_any_format(repository_root: Path, tmp_path: Path) -> None:
+    data = repository_root / "tests" / "data" / "traces"
+    (tmp_path / "own_size.jsonl").write_text('{"block_size": 16, "input_length": 33, "hash_ids": [1, 2, 3]}\n')
+    for arguments in (
+        ["own_size.jsonl"],
+        [str(data / "vllm_outputs.jsonl")],
+        [str(data / "lmsys.jsonl"), "--tokenizer", str(data / "words")],
+    ):
+        result = run_demo(repository_root, tmp_path, *arguments)
+        assert result.returncode == 0, result.stderr
+        assert re.search(r"token.hit.rate", result.stdout)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("no-such-file.jsonl",), "cannot read the trace no-such-file.jsonl"),
-        (("a", "b"), "one trace file or none"),
+        (("a", "b"), "give one trace, then options of trtkv replay, not b"),
         (("--capacity", "b"), "unknown option --capacity; see tools/demo.sh --help"),
         (("-x",), "unknown option -x"),
     ],
@@ -100,7 +113,7 @@ def test_demo_refuses_wrong_arguments_before_it_installs(tree: Tree, arguments: 
 @pytest.mark.parametrize(
     ("script", "usage"),
     [
-        ("tools/demo.sh", "bash tools/demo.sh [TRACE]: "),
+        ("tools/demo.sh", "bash tools/demo.sh [TRACE [OPTION ...]]: "),
         ("tools/test.sh", "bash tools/test.sh [PYTEST ARGUMENTS]: "),
         ("tools/test_compiled.sh", "bash tools/test_compiled.sh [PYTEST ARGUMENTS]: "),
         ("tools/build_compiled.sh", "bash tools/build_compiled.sh FOLDER: "),

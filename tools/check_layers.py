@@ -36,10 +36,14 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
         (
             "traces",
             "traces.trace",
+            "traces.trace_stream",
             "traces.rows",
             "traces.options",
+            "traces.document_rows",
+            "traces.parquet_rows",
             "traces.row_sources",
             "traces.outputs",
+            "traces.continued_tokens",
             "traces.fields",
             "traces.arrivals",
             "traces.trace_format",
@@ -47,6 +51,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
             "traces.hash_id_numbers",
             "traces.length_columns",
             "traces.text_tokenizer",
+            "traces.prompts",
             "traces.prefixes.*",
             "traces.formats.*",
             "traces.trace_reader",
@@ -98,6 +103,7 @@ TOP_LEVEL_ALLOWED: Final[Mapping[str, tuple[str, ...]]] = {
     "transformers": (),
     "typer": ("commands.*", "cli"),
     "zmq": (),
+    "zstandard": (),
 }
 """Outside package -> modules that may import it while being imported themselves; all others import it in a function."""
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# bash tools/demo.sh [TRACE]: replay a request trace (any format that trtkv replay tells apart) through the block manager and
-# show the report.
+# bash tools/demo.sh [TRACE [OPTION ...]]: replay a request trace through the block manager and show the report.
+# TRACE has any format that trtkv replay detects; OPTIONs go to trtkv replay (text needs --tokenizer PATH).
 # Without TRACE a chat trace is generated. Makes .venv on first use; needs neither torch nor a GPU.
 # Results, with matplotlib a page too, go to .demo/ in the repository, or to TRTKV_DEMO_DIR.
 set -euo pipefail
@@ -10,10 +10,10 @@ usage_if_asked "${BASH_SOURCE[0]}" "$@"
 case ${1:-} in
     -?*) fail "unknown option $1; see tools/demo.sh --help" ;;
 esac
-if [ $# -gt 1 ]; then
-    fail "give one trace file or none, not $# arguments"
+if [ $# -gt 1 ] && [[ $2 != -?* ]]; then
+    fail "give one trace, then options of trtkv replay, not $2"
 fi
-if [ $# -eq 1 ]; then
+if [ $# -ge 1 ]; then
     [ -r "$1" ] || fail "cannot read the trace $1"
     trace=$1
 fi
@@ -30,9 +30,15 @@ if "$python" -c 'import matplotlib' 2>/dev/null; then
 else
     echo "note: with matplotlib (pip install '.[report]') there will be a page with plots, $out/report.html" >&2
 fi
-if [ $# -eq 1 ]; then
-    "$python" -m trtkv replay "$trace" --block-size 512 --tokens-per-block 64 \
-        --capacity-tokens 3000000 --live 64 "${report[@]}"
+if [ $# -ge 1 ]; then
+    shift
+    options=(--tokens-per-block 64 --capacity-tokens 3000000 --live 64)
+    # Rows of most formats say how many tokens a hash id stands for; Mooncake's do not, and the published ones have 512.
+    asks='import sys; from trtkv.traces.trace_reader import detect_format; sys.exit(not detect_format(sys.argv[1]).needs_block_size)'
+    if "$python" -c "$asks" "$trace" 2>/dev/null; then
+        options+=(--block-size 512)
+    fi
+    "$python" -m trtkv replay "$trace" "${options[@]}" "${report[@]}" "$@"
     exit
 fi
 trace=$out/chat.jsonl

@@ -40,6 +40,8 @@ def _read(settings: TraceSettings) -> RequestTrace:
     trace = settings.read()
     if settings.format_name is None:
         typer.echo(f"format: {trace.detected}", err=True)
+    for note in trace.warnings:
+        typer.echo(f"note: {note}", err=True)
     if settings.block_size is not None and trace.block_size is None:
         typer.echo(f"note: --block-size has no meaning for format {trace.format}", err=True)
     return trace

@@ -40,6 +40,9 @@ class TraceSettings:
     chat_template: str | None
     lenient: bool
     limit: int | None
+    output_length: int | None
+    """Of rows that do not say how much is generated."""
+    max_line_bytes: int | None
 
     def read(self) -> RequestTrace:
         """The trace."""
@@ -53,6 +56,8 @@ class TraceSettings:
             chat_template=self.chat_template,
             lenient=self.lenient,
             limit=self.limit,
+            output_length=self.output_length,
+            max_line_bytes=self.max_line_bytes,
         )
 
 
@@ -84,6 +89,8 @@ def make_trace_settings(options: ReplayOptions) -> TraceSettings:
         chat_template=options.chat_template,
         lenient=options.lenient,
         limit=options.limit,
+        output_length=options.output_length,
+        max_line_bytes=options.max_line_bytes,
     )
 
 

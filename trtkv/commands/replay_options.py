@@ -9,7 +9,6 @@ from typing import Annotated, Final
 
 import typer
 
-from trtkv.commands.format_choice import FormatOption
 from trtkv.commands.model_options import (
     HostMemoryOption,
     KvDtypeChoice,
@@ -20,6 +19,7 @@ from trtkv.commands.model_options import (
     TpOption,
     WindowSharesOption,
 )
+from trtkv.commands.trace_options import FormatOption, MaxLineBytesOption, OutputLengthOption
 
 
 class SystemChoice(str, Enum):
@@ -58,7 +58,7 @@ class ReplayOptions:
     """Arguments as they were written, by the names that the code uses."""
 
     trace: Annotated[
-        str, typer.Argument(metavar="TRACE", help="Request trace, plain or gzip, or a folder; - is standard input.")
+        str, typer.Argument(metavar="TRACE", help="Request trace: a file, plain or packed, a folder, or - (stdin).")
     ]
     system: Annotated[
         SystemChoice, typer.Option(help="Whose block manager; nano-scheduler lets nano-vllm's scheduler preempt.")
@@ -101,6 +101,8 @@ class ReplayOptions:
     ] = False
     limit: Annotated[int | None, typer.Option(help="Read only the first N rows of the file.")] = None
     lenient: Annotated[bool, typer.Option("--lenient", help="Count and skip malformed rows.")] = False
+    output_length: OutputLengthOption = None
+    max_line_bytes: MaxLineBytesOption = None
     tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer file or folder, for traces with text.")] = None
     chat_template: Annotated[str | None, typer.Option(help="Chat template file, or chatml.")] = None
     bounds: Annotated[

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from trtkv.commands.format_choice import FormatOption
 from trtkv.commands.output_files import check_outputs
 from trtkv.commands.show import show
+from trtkv.commands.trace_options import FormatOption, MaxLineBytesOption, OutputLengthOption
 
 
 def info(
@@ -28,6 +28,8 @@ def info(
     chat_template: Annotated[str | None, typer.Option(help="Chat template file, or chatml.")] = None,
     limit: Annotated[int | None, typer.Option(help="Read only the first N rows.")] = None,
     lenient: Annotated[bool, typer.Option("--lenient", help="Count and skip malformed rows.")] = False,
+    output_length: OutputLengthOption = None,
+    max_line_bytes: MaxLineBytesOption = None,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
     ] = None,
@@ -48,7 +50,11 @@ def info(
         chat_template=chat_template,
         lenient=lenient,
         limit=limit,
+        output_length=output_length,
+        max_line_bytes=max_line_bytes,
         allow_lengths_only=True,
     )
     typer.echo(f"format: {loaded.detected}", err=True)
+    for note in loaded.warnings:
+        typer.echo(f"note: {note}", err=True)
     show(describe_trace(loaded, tokens_per_block=tokens_per_block), json_file)

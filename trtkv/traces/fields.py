@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from array import array
+from datetime import datetime, timezone
 from math import isfinite
 from typing import Final, cast
 
@@ -14,6 +16,7 @@ HashId = int | str
 
 _MIN_HASH_ID: Final = -(2**63)
 _MAX_HASH_ID: Final = 2**64 - 1
+_FRACTION: Final = re.compile(r"\.(\d+)")
 
 
 def value(row: Row, key: str, where: str = "") -> object:
@@ -48,6 +51,44 @@ def number(row: Row, key: str, where: str = "", default: float | None = None) ->
     return found
 
 
+def seconds(row: Row, key: str, where: str = "", default: float | None = None) -> float | None:
+    """Seconds, from a number or from a date and time, which is UTC unless it names its zone; ``default`` if absent."""
+    if key not in row:
+        return default
+    found = row[key]
+    if isinstance(found, datetime):
+        return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
+    return seconds_of(found, f"{where}{key}") if isinstance(found, str) else number(row, key, where)
+
+
+def seconds_of(written: str, name: str) -> float:
+    """Seconds that a text says as a number or as a date and time; ``name`` is what the complaint calls it."""
+    written = written.strip()
+    try:
+        return number({name: float(written)}, name)
+    except ValueError:
+        pass
+    # Seven digits of a second are one more than datetime takes.
+    shortened = _FRACTION.sub(lambda match: "." + match.group(1)[:6].ljust(6, "0"), written)
+    if shortened.endswith(("Z", "z")):
+        shortened = shortened[:-1] + "+00:00"
+    try:
+        moment = datetime.fromisoformat(shortened)
+    except ValueError:
+        raise RowFaultError(f"{name} is {written!r:.80}, neither seconds nor a date and time") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+
+
+def name(row: Row, key: str, where: str = "") -> str | None:
+    """A name, which may be a number; None if it is absent or null."""
+    found = row.get(key)
+    if found is None or isinstance(found, str):
+        return found
+    if type(found) is not int:
+        raise RowFaultError(f"{where}{key} is {found!r:.80}, neither a string nor an integer")
+    return str(found)
+
+
 def text(row: Row, key: str, where: str = "") -> str:
     """A string."""
     found = value(row, key, where)
@@ -76,9 +117,9 @@ def as_mapping(found: object, name: str) -> Row:
     return found
 
 
-def lengths(row: Row, input_key: str, output_key: str) -> tuple[int, int]:
+def lengths(row: Row, input_key: str, output_key: str, default_output: int | None = None) -> tuple[int, int]:
     """Prompt tokens, at least 1, and output tokens, which together have to fit 32 bits."""
-    input_length, output_length = integer(row, input_key, 1), integer(row, output_key, 0)
+    input_length, output_length = integer(row, input_key, 1), integer(row, output_key, 0, default=default_output)
     check_total_length(input_length, output_length)
     return input_length, output_length
 

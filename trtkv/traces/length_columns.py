@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from trtkv.errors import InvalidInputError
 from trtkv.traces import fields
@@ -17,8 +15,6 @@ from trtkv.traces.trace_format import TraceFormat
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-_FRACTION: Final = re.compile(r"\.(\d+)")
 
 
 class NoTokens:
@@ -49,7 +45,7 @@ def length_format(name: str, columns: tuple[str, str, str]) -> TraceFormat:
     time_column, input_column, output_column = columns
 
     def convert(row: Row) -> Arrival:
-        timestamp = _seconds(fields.text(row, time_column), time_column)
+        timestamp = fields.seconds_of(fields.text(row, time_column), time_column)
         input_length = _count(row, input_column, 1)
         output_length = _count(row, output_column, 0)
         fields.check_total_length(input_length, output_length)
@@ -69,21 +65,3 @@ def _count(row: Row, key: str, minimum: int) -> int:
     if count < minimum:
         raise RowFaultError(f"{key} is {count}, less than {minimum}")
     return count
-
-
-def _seconds(written: str, key: str) -> float:
-    """Seconds from a number or from a date and time, UTC unless it names its zone."""
-    written = written.strip()
-    try:
-        return fields.number({key: float(written)}, key)
-    except ValueError:
-        pass
-    # Seven digits of a second are one more than datetime takes.
-    shortened = _FRACTION.sub(lambda match: "." + match.group(1)[:6].ljust(6, "0"), written)
-    if shortened.endswith("Z"):
-        shortened = shortened[:-1] + "+00:00"
-    try:
-        moment = datetime.fromisoformat(shortened)
-    except ValueError:
-        raise RowFaultError(f"{key} is {written!r:.80}, neither seconds nor a date and time") from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()

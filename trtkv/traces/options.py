@@ -23,6 +23,8 @@ class ReadOptions:
     """A tokenizer file, or a folder with tokenizer.json in it."""
     chat_template: str | None = None
     """``chatml``, or the path of a template file; None: the one that comes with the tokenizer."""
+    output_length: int | None = None
+    """Generated tokens of a row that does not say how many; None: such a row is refused."""
 
 
 class Rows(Protocol):

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import csv
 import json
-import zlib
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import IO, Final, TypeAlias, TypeVar, cast
+from typing import IO, Final, TypeAlias, TypeVar
 
 from trtkv.errors import InvalidInputError, TraceFormatError
+from trtkv.traces.document_rows import NumberedRow, document_rows
 from trtkv.traces.options import Rows
-from trtkv.traces.rows import Row, RowFaultError, TraceRows, check_limit, json_fault, json_rows, open_stream
+from trtkv.traces.parquet_rows import PARQUET_MAGIC, parquet_rows
+from trtkv.traces.rows import Row, RowFaultError, TraceRows, check_limit, json_rows
 from trtkv.traces.trace import RowFault
+from trtkv.traces.trace_stream import TraceLines, open_stream, starts_with
 
 Record = TypeVar("Record")
-NumberedRow = tuple[int, Row | str]
-"""Line number, and the row or why it is none."""
 CheckHeader: TypeAlias = "Callable[[list[str]], object]"
 
-TRACE_SUFFIXES: Final = (".json", ".jsonl", ".csv", ".gz")
-_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+TRACE_SUFFIXES: Final = (".json", ".jsonl", ".csv", ".gz", ".zst", ".parquet")
+_FIRST_BYTES: Final = 1 << 16
+"""Of the first line, which may be a whole document."""
 _NO_TRACES: Final = {
-    b"\x28\xb5\x2f\xfd": "compressed with zstd; unpack it, or pack it with gzip",
-    b"\xfd7zXZ": "compressed with xz; unpack it, or pack it with gzip",
-    b"BZh": "compressed with bzip2; unpack it, or pack it with gzip",
+    b"\xfd7zXZ": "compressed with xz; unpack it, or pack it with gzip or zstd",
+    b"BZh": "compressed with bzip2; unpack it, or pack it with gzip or zstd",
     b"PK\x03\x04": "a zip archive; unpack it, and give the trace in it",
-    b"PAR1": "a Parquet file; write its rows as JSON lines",
     b"\xff\xfe": "UTF-16 text; convert it to UTF-8",
     b"\xfe\xff": "UTF-16 text; convert it to UTF-8",
     b"version https://git-lfs": "a Git LFS pointer, not the trace itself; fetch the trace with git lfs pull",
@@ -39,7 +38,14 @@ class FolderRows:
     """Rows of several files one after the other, each opened when it is its turn."""
 
     def __init__(
-        self, folder: str, paths: list[Path], check_header: CheckHeader, *, lenient: bool, limit: int | None
+        self,
+        folder: str,
+        paths: list[Path],
+        check_header: CheckHeader,
+        *,
+        lenient: bool,
+        limit: int | None,
+        max_line_bytes: int,
     ) -> None:
         check_limit(limit)
         if not paths:
@@ -52,6 +58,7 @@ class FolderRows:
         self._check_header = check_header
         self._lenient = lenient
         self._limit = limit
+        self._max_line_bytes = max_line_bytes
 
     def records(self, convert: Callable[[Row], Record]) -> Iterator[Record]:
         """Each row of each file through ``convert``; faults carry the name of their file."""
@@ -60,7 +67,7 @@ class FolderRows:
             if left == 0:
                 return
             with open_stream(path) as stream:
-                rows = open_rows(stream, str(path), self._check_header, lenient=self._lenient, limit=left)
+                rows = self._open(stream, path, left)
                 num_records = 0
                 for record in rows.records(convert):
                     num_records += 1
@@ -76,7 +83,7 @@ class FolderRows:
         for path in self._paths:
             try:
                 with open_stream(path) as stream:
-                    rows = open_rows(stream, str(path), self._check_header, lenient=self._lenient, limit=None)
+                    rows = self._open(stream, path, None)
                     record = rows.first(usable)
             except TraceFormatError as error:
                 if not self._lenient:
@@ -92,6 +99,16 @@ class FolderRows:
                 raise InvalidInputError(f"the folder mixes formats: {found[0][0].name} and {path.name} differ")
         return found[0][1] if found else None
 
+    def _open(self, stream: IO[bytes], path: Path, limit: int | None) -> Rows:
+        return open_rows(
+            stream,
+            str(path),
+            self._check_header,
+            lenient=self._lenient,
+            limit=limit,
+            max_line_bytes=self._max_line_bytes,
+        )
+
 
 def folder_files(folder: Path) -> list[Path]:
     """Trace files directly in a folder, by name; hidden files and other suffixes are left out."""
@@ -102,83 +119,44 @@ def folder_files(folder: Path) -> list[Path]:
     )
 
 
-def open_rows(stream: IO[bytes], name: str, check_header: CheckHeader, *, lenient: bool, limit: int | None) -> Rows:
-    """Rows of a stream; its first lines that are not blank tell what it is.
+def open_rows(
+    stream: IO[bytes], name: str, check_header: CheckHeader, *, lenient: bool, limit: int | None, max_line_bytes: int
+) -> Rows:
+    """Rows of a stream; its first bytes, or its first lines that are not blank, tell what it is.
 
     ``check_header`` is called with the columns of a CSV file and raises RowFaultError if they are of no use.
     """
     check_limit(limit)
-    lines = _FirstLines(stream, name)
-    line = lines.next_filled()
+    if starts_with(stream, PARQUET_MAGIC):
+        return _listed_rows(parquet_rows(stream, name), name, lenient, limit)
+    lines = TraceLines(stream, name, max_line_bytes)
+    (line,) = lines.first_filled(1, _FIRST_BYTES) or (b"",)
     _check_text(line, name)
     if line.startswith(b"["):
-        return _listed_rows(_document_rows(lines.all_bytes(), name), name, lenient, limit)
+        return _listed_rows(document_rows(lines), name, lenient, limit)
+    lines.complete()
+    (line,) = lines.first_filled(1) or (b"",)
     if line.startswith(b"{"):
-        if _is_cut(line) and not _is_row_start(lines.next_filled()):
-            return _listed_rows(_document_rows(lines.all_bytes(), name), name, lenient, limit)
-        return json_rows(lines.all_lines(), name, lenient=lenient, limit=limit)
-    if _is_broken_row(line) or _is_row_start(lines.next_filled()):
-        return json_rows(lines.all_lines(), name, lenient=lenient, limit=limit)
-    return _listed_rows(_csv_rows(lines.all_lines(), name, check_header), name, lenient, limit)
-
-
-class _AheadStream:
-    """A stream of which some lines have been read already."""
-
-    def __init__(self, ahead: list[bytes], stream: IO[bytes]) -> None:
-        self._lines = chain(ahead, stream)
-
-    def readline(self) -> bytes:
-        return next(self._lines, b"")
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self._lines
-
-
-class _FirstLines:
-    """The first lines of a stream, to be looked at before it is known who reads it."""
-
-    def __init__(self, stream: IO[bytes], name: str) -> None:
-        self._stream = stream
-        self._name = name
-        self._ahead: list[bytes] = []
-
-    def next_filled(self) -> bytes:
-        """The next line that is not blank, stripped; empty at the end."""
-        ahead = self._ahead
-        try:
-            for raw in self._stream:
-                ahead.append(raw)
-                line = (raw.removeprefix(_BYTE_ORDER_MARK) if len(ahead) == 1 else raw).strip()
-                if line:
-                    return line
-        except (EOFError, OSError, zlib.error) as error:
-            raise TraceFormatError(f"{self._name}:{len(ahead) + 1}: cannot read on: {error}") from error
-        return b""
-
-    def all_lines(self) -> IO[bytes]:
-        """The whole stream, the lines that were looked at included."""
-        return cast("IO[bytes]", _AheadStream(self._ahead, self._stream))
-
-    def all_bytes(self) -> bytes:
-        """The whole content."""
-        try:
-            return b"".join(self.all_lines())
-        except (EOFError, OSError, zlib.error) as error:
-            raise TraceFormatError(f"{self._name}: cannot read on: {error}") from error
+        if _is_cut(line) and not _is_row_start(lines):
+            return _listed_rows(document_rows(lines), name, lenient, limit)
+        return json_rows(lines, lenient=lenient, limit=limit)
+    if _is_broken_row(line) or _is_row_start(lines):
+        return json_rows(lines, lenient=lenient, limit=limit)
+    return _listed_rows(_csv_rows(lines, check_header), name, lenient, limit)
 
 
 def _check_text(line: bytes, name: str) -> None:
-    """Raise TraceFormatError if a file that starts with this line is no UTF-8 text."""
+    """Raise TraceFormatError if a file that starts with this line is not UTF-8 text."""
     for magic, what in _NO_TRACES.items():
         if line.startswith(magic):
             raise TraceFormatError(f"{name}: {what}")
     if b"\0" in line:
-        raise TraceFormatError(f"{name}:1: a byte is 0: the file is binary or UTF-16; give UTF-8 text, plain or gzip")
+        raise TraceFormatError(f"{name}:1: a byte is 0: the file is binary or UTF-16; give UTF-8 text, plain or packed")
 
 
-def _is_row_start(line: bytes) -> bool:
-    return line.startswith(b"{")
+def _is_row_start(lines: TraceLines) -> bool:
+    """Whether the second line that is not blank starts an object."""
+    return b"".join(lines.first_filled(2)[1:]).startswith(b"{")
 
 
 def _is_broken_row(line: bytes) -> bool:
@@ -208,84 +186,9 @@ def _is_cut(line: bytes) -> bool:
     return False
 
 
-def _document_rows(data: bytes, name: str) -> Iterator[NumberedRow]:
-    """Elements of a file that is one JSON array, or the object that it is."""
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line_number = data.count(b"\n", 0, error.start) + 1
-        raise TraceFormatError(f"{name}:{line_number}: byte {error.start + 1} of the file is not UTF-8") from None
-    lines = _LineCounter(text)
-    position = _skip(text, 0)
-    in_array = text[position] == "["
-    if in_array:
-        position = _skip(text, position + 1)
-    while position < len(text) and text[position] != "]":
-        start = position
-        element, position = _decode(text, position, name, lines)
-        yield lines.number(start), _as_row(element)
-        position = _skip(text, position)
-        if not in_array:
-            break
-        if text[position : position + 1] == ",":
-            position = _skip(text, position + 1)
-        elif text[position : position + 1] not in ("]", ""):
-            raise TraceFormatError(f"{name}:{lines.number(position)}: bad JSON: no comma after an element")
-    if in_array and position >= len(text):
-        raise TraceFormatError(f"{name}:{lines.number(position)}: bad JSON: the array is not closed")
-    end = _skip(text, position + 1) if in_array else position
-    if end < len(text):
-        raise TraceFormatError(
-            f"{name}:{lines.number(end)}: bad JSON: something follows the document; "
-            "write one object a line, or one array of objects"
-        )
-
-
-def _decode(text: str, position: int, name: str, lines: _LineCounter) -> tuple[object, int]:
-    try:
-        element, end = _DECODER.raw_decode(text, position)
-    except json.JSONDecodeError as error:
-        raise TraceFormatError(f"{name}:{error.lineno}: bad JSON: {json_fault(error)}") from None
-    except RecursionError:
-        raise TraceFormatError(f"{name}:{lines.number(position)}: bad JSON: nested too deeply") from None
-    except ValueError as error:
-        raise TraceFormatError(f"{name}:{lines.number(position)}: bad JSON: {error}") from None
-    return element, end
-
-
-def _as_row(element: object) -> Row | str:
-    return element if isinstance(element, dict) else f"the element is {element!r:.80}, not an object"
-
-
-class _LineCounter:
-    """Line numbers of growing positions in a text."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._position = 0
-        self._number = 1
-
-    def number(self, position: int) -> int:
-        self._number += self._text.count("\n", self._position, position)
-        self._position = max(self._position, position)
-        return self._number
-
-
-def _skip(text: str, position: int) -> int:
-    while position < len(text) and text[position] in " \t\r\n":
-        position += 1
-    return position
-
-
-def _refuse_constant(constant: str) -> object:
-    raise ValueError(f"{constant} is no number")
-
-
-_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
-
-
-def _csv_rows(stream: IO[bytes], name: str, check_header: CheckHeader) -> Iterator[NumberedRow]:
-    reader = csv.reader(_decoded(stream, name), strict=True)
+def _csv_rows(lines: TraceLines, check_header: CheckHeader) -> Iterator[NumberedRow]:
+    name = lines.name
+    reader = csv.reader(_decoded(lines), strict=True)
     start = 1
     try:
         header = [column.strip() for column in _next_filled(reader) or ()]
@@ -317,15 +220,12 @@ def _next_filled(reader: Iterable[list[str]]) -> list[str] | None:
     return next((cells for cells in reader if any(cell.strip() for cell in cells)), None)
 
 
-def _decoded(stream: IO[bytes], name: str) -> Iterator[str]:
-    line_number = 0
-    try:
-        for line_number, raw in enumerate(stream, 1):
-            yield (raw.removeprefix(_BYTE_ORDER_MARK) if line_number == 1 else raw).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise TraceFormatError(f"{name}:{line_number}: byte {error.start + 1} is not UTF-8") from None
-    except (EOFError, OSError, zlib.error) as error:
-        raise TraceFormatError(f"{name}:{line_number + 1}: cannot read on: {error}") from error
+def _decoded(lines: TraceLines) -> Iterator[str]:
+    for line_number, raw in lines:
+        try:
+            yield raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise TraceFormatError(f"{lines.name}:{line_number}: byte {error.start + 1} is not UTF-8") from None
 
 
 def _listed_rows(rows: Iterator[NumberedRow], name: str, lenient: bool, limit: int | None) -> Rows:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
-import sys
-import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib import import_module
-from itertools import chain
-from typing import IO, Final, Generic, TypeVar, cast
+from itertools import chain, islice
+from typing import Final, Generic, TypeVar
 
 from trtkv.checks import check_integer
 from trtkv.errors import InvalidInputError, TraceFormatError
 from trtkv.traces.trace import RowFault
+from trtkv.traces.trace_stream import TraceLines
 
 Item = TypeVar("Item")
 Record = TypeVar("Record")
 Row = dict[str, object]
-
-STDIN_NAME = "-"
-_GZIP_MAGIC = b"\x1f\x8b"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class RowFaultError(ValueError):
@@ -102,10 +94,11 @@ class TraceRows(Generic[Item]):
         return TraceFormatError(f"{self.name}:{line_number}: {reason}")
 
 
-def json_rows(stream: IO[bytes], name: str, *, lenient: bool = False, limit: int | None = None) -> TraceRows[bytes]:
-    """Rows of a stream of JSON lines. Blank lines are passed over; ``limit`` counts rows, faulty ones included."""
+def json_rows(lines: TraceLines, *, lenient: bool = False, limit: int | None = None) -> TraceRows[bytes]:
+    """Rows of JSON lines. Blank lines are passed over; ``limit`` counts rows, faulty ones included."""
     check_limit(limit)
-    return TraceRows(_numbered_lines(stream, name, limit), name, parse_row, _quick_parse(), lenient=lenient)
+    filled = (numbered for numbered in lines if numbered[1].strip())
+    return TraceRows(islice(filled, limit), lines.name, parse_row, _quick_parse(), lenient=lenient)
 
 
 def check_limit(limit: int | None) -> None:
@@ -139,44 +132,6 @@ def json_fault(error: json.JSONDecodeError) -> str:
     return f"{error.msg.removesuffix(' at')} at column {error.colno}"
 
 
-@contextmanager
-def open_stream(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Open a file, or standard input for ``-``; gzip content is recognised by its first bytes."""
-    if os.fspath(path) == STDIN_NAME:
-        yield _unpacked(sys.stdin.buffer)
-        return
-    try:
-        raw = open(path, "rb")  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise InvalidInputError(f"cannot open trace {os.fspath(path)}: {error.strerror or error}") from error
-    with raw:
-        yield _unpacked(raw)
-
-
-def _unpacked(raw: IO[bytes]) -> IO[bytes]:
-    peek = getattr(raw, "peek", None)
-    if peek is not None and peek(2)[:2] == _GZIP_MAGIC:
-        return cast("IO[bytes]", gzip.GzipFile(fileobj=raw))
-    return raw
-
-
-def _numbered_lines(stream: IO[bytes], name: str, limit: int | None) -> Iterator[tuple[int, bytes]]:
-    num_rows = 0
-    line_number = 0
-    try:
-        first = stream.readline().removeprefix(_BYTE_ORDER_MARK)
-        for line in chain((first,), stream):
-            line_number += 1
-            if not line.strip():
-                continue
-            if num_rows == limit:
-                return
-            num_rows += 1
-            yield line_number, line
-    except (EOFError, OSError, zlib.error) as error:
-        raise TraceFormatError(f"{name}:{line_number + 1}: cannot read on: {error}") from error
-
-
 def _quick_parse() -> Callable[[bytes], Row]:
     """The quickest parser at hand; orjson is about three times as fast as the standard library's."""
     try:
@@ -201,7 +156,7 @@ def _json_kind(value: object) -> str:
 
 
 def _refuse_constant(text: str) -> object:
-    raise RowFaultError(f"bad JSON: {text} is no number")
+    raise RowFaultError(f"bad JSON: {text} is not a number")
 
 
 _DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)

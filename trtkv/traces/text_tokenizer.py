@@ -49,7 +49,7 @@ class TextTokenizer:
 def load_tokenizer(options: ReadOptions) -> TextTokenizer:
     """The tokenizer that the options name. Raises InvalidInputError without one, MissingExtraError without packages."""
     if options.tokenizer is None:
-        raise InvalidInputError("the trace holds text: name a local tokenizer file with --tokenizer")
+        raise InvalidInputError("the row holds text: name a local tokenizer file with --tokenizer")
     path = options.tokenizer
     file = path / TOKENIZER_FILE if path.is_dir() else path
     config = _read_config(file.parent / CONFIG_FILE)
@@ -116,7 +116,7 @@ def render_chatml(messages: Sequence[Row], tools: Sequence[object] | None) -> st
 
 def _jinja_render(template: str, config: Row) -> Render:
     try:
-        from jinja2 import TemplateError
+        from jinja2 import TemplateError, UndefinedError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError as error:
         raise MissingExtraError(
@@ -127,7 +127,7 @@ def _jinja_render(template: str, config: Row) -> Render:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = _refuse_time
+    # strftime_now stays undefined: templates that test for it then write a fixed date.
     try:
         compiled = environment.from_string(template)
     except TemplateError as error:
@@ -139,6 +139,13 @@ def _jinja_render(template: str, config: Row) -> Render:
     def render(messages: Sequence[Row], tools: Sequence[object] | None) -> str:
         try:
             text: str = compiled.render(messages=messages, tools=tools, add_generation_prompt=True, **special)
+        except UndefinedError as error:
+            if "strftime_now" in str(error):
+                raise InvalidInputError(
+                    "the chat template writes the current date, so the tokens would change from day to day; "
+                    "give a template with a fixed date (--chat-template)"
+                ) from None
+            raise RowFaultError(f"the chat template refuses the messages: {error}") from None
         except (TemplateError, TypeError, KeyError) as error:
             raise RowFaultError(f"the chat template refuses the messages: {error}") from None
         return text
@@ -152,11 +159,6 @@ def _to_json(value: object, indent: int | None = None) -> str:
 
 def _refuse(message: str) -> object:
     raise RowFaultError(f"the chat template refuses the messages: {message}")
-
-
-def _refuse_time(form: str) -> object:
-    """Today's date in a prompt would make the same trace give other tokens tomorrow."""
-    raise InvalidInputError("the chat template writes the current date: use one with a fixed date (--chat-template)")
 
 
 def _token_text(token: object) -> str:

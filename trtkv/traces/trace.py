@@ -70,9 +70,26 @@ class KeyConstraints(NamedTuple):
     lora_task_id: int | None = None
 
 
+class KnownOutput(NamedTuple):
+    """Generated tokens that the trace has."""
+
+    source: TokenSource
+    length: int
+    """At most the output length."""
+    start: int = 0
+    """Place of the first one in the output: tokens before it, such as hidden reasoning, are not known."""
+
+    def tokens(self) -> NDArray[np.int32]:
+        """The known tokens, int32, shape [length]."""
+        return self.source.expand(self.length)
+
+
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request. ``index`` is its place in replay order and serves as its request id."""
+    """One request. ``index`` is its place in replay order and serves as its request id.
+
+    What the fields after ``constraints`` say, docs/trace_formats.md describes for each format ("Sessions and outputs").
+    """
 
     index: int
     timestamp: float
@@ -84,6 +101,24 @@ class TraceRequest:
     source: TokenSource
     constraints: KeyConstraints | None = None
     """None: the tokens alone."""
+    session: str | None = None
+    """Its conversation, or its agent; None if the trace does not say."""
+    turn: int = 0
+    """Its place in the session, in replay order; 0 is the first."""
+    predecessors: tuple[int, ...] = ()
+    """Requests, by index, that have to be over before it may start. They may come later in replay order."""
+    num_missing: int = 0
+    """Predecessors that the trace names but does not have; they count as over."""
+    delay_seconds: float = 0.0
+    """Time from the end of its last predecessor to its own arrival."""
+    is_timed: bool = True
+    """False: the row has no timestamp, and ``timestamp`` is that of its first predecessor, or 0."""
+    parent_session: str | None = None
+    """The session that started this one, for a sub-agent."""
+    is_delta: bool = False
+    """Whether its row held only what the prompt adds to the predecessor's prompt and output; the prompt is whole."""
+    output: KnownOutput | None = None
+    """None: no token of the output is known."""
 
     def tokens(self) -> NDArray[np.int32]:
         """The prompt, int32, shape [input_length], made anew on each call."""
@@ -117,6 +152,8 @@ class RequestTrace:
     """False: only the lengths of prompts are known."""
     row_limit: int | None = None
     """Rows that were asked for; None: all."""
+    warnings: Sequence[str] = ()
+    """What the user should know about it, a line each."""
 
     @property
     def max_total_length(self) -> int:

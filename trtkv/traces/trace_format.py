@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     Read: TypeAlias = "Callable[[Rows, ReadOptions], list[TraceRequest]]"
     Recognise: TypeAlias = "Callable[[Row], str | None]"
+    FindWarnings: TypeAlias = "Callable[[list[TraceRequest]], list[str]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,9 @@ class TraceFormat:
     has_tokens: bool = True
     """False: only lengths are known."""
     has_text: bool = False
-    """Whether rows are text, from which a tokenizer makes tokens."""
+    """Whether rows are or may be text, from which a tokenizer makes tokens."""
+    find_warnings: FindWarnings | None = None
+    """What the user should know about the requests of a trace, a line each."""
 
     @property
     def is_csv(self) -> bool:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
+from trtkv.checks import check_integer
 from trtkv.errors import InvalidInputError, TraceFormatError
 from trtkv.traces.formats.registry import FORMAT_NAMES, all_formats, find_format
 from trtkv.traces.length_columns import refuse_hit_rates
 from trtkv.traces.options import ReadOptions, Rows
 from trtkv.traces.row_sources import FolderRows, folder_files, open_rows
-from trtkv.traces.rows import STDIN_NAME, Row, RowFaultError, open_stream
+from trtkv.traces.rows import Row, RowFaultError
 from trtkv.traces.trace import RequestTrace, RowFault, TraceRequest
 from trtkv.traces.trace_format import TraceFormat
+from trtkv.traces.trace_stream import DEFAULT_MAX_LINE_BYTES, STDIN_NAME, open_stream
 
 Record = TypeVar("Record")
 
@@ -37,36 +40,66 @@ def read_trace(
     block_size: int | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
     chat_template: str | None = None,
+    output_length: int | None = None,
     lenient: bool = False,
     limit: int | None = None,
+    max_line_bytes: int | None = None,
     allow_lengths_only: bool = False,
 ) -> RequestTrace:
-    """Read a trace: a file, plain or gzip; a folder of files of one format; ``-`` is standard input.
+    """Read a trace: a file, plain, gzip, zstd or Parquet; a folder of files of one format; ``-`` is standard input.
 
     Without ``format_name`` the first row tells the format. ``block_size`` (tokens of a hash id), ``tokenizer`` and
-    ``chat_template`` are for the formats that need them. ``limit`` takes so many rows from the front, ``lenient`` skips
-    faulty rows and counts them. Raises TraceFormatError with file, line and reason for what is not a trace;
+    ``chat_template`` are for the formats that need them; ``output_length`` is for rows that do not say how much is
+    generated. ``limit`` takes so many rows from the front, ``lenient`` skips faulty rows and counts them. Raises
+    TraceFormatError with file, line and reason for what is not a trace, and for a row longer than ``max_line_bytes``;
     InvalidInputError for wrong options, and for a format without tokens unless ``allow_lengths_only``.
     """
     shown = os.fspath(path)
     named = find_format(format_name) if format_name else None
+    if output_length is not None and check_integer("output length", output_length) < 0:
+        raise InvalidInputError(f"output length is {output_length}; give 0 or more")
+    options = ReadOptions(block_size, None if tokenizer is None else Path(tokenizer), chat_template, output_length)
+    with _open(path, named, lenient, limit, max_line_bytes) as rows:
+        return _load(rows, shown, options, named, allow_lengths_only, limit)
+
+
+def detect_format(path: str | os.PathLike[str]) -> TraceFormat:
+    """The format of a trace, by its first row. Raises TraceFormatError if it is not known."""
+    with _open(path, None, False, None, None) as rows:
+        return find_format(_detected(rows, os.fspath(path), None).name)
+
+
+@contextmanager
+def _open(
+    path: str | os.PathLike[str], named: TraceFormat | None, lenient: bool, limit: int | None, max_bytes: int | None
+) -> Iterator[Rows]:
+    """Rows of a file, a folder or standard input."""
+    shown = os.fspath(path)
     check_header = partial(_check_header, named=named)
-    options = ReadOptions(block_size, None if tokenizer is None else Path(tokenizer), chat_template)
+    limits: dict[str, Any] = {
+        "lenient": lenient,
+        "limit": limit,
+        "max_line_bytes": DEFAULT_MAX_LINE_BYTES if max_bytes is None else max_bytes,
+    }
     if shown != STDIN_NAME and os.path.isdir(shown):
-        rows: Rows = FolderRows(shown, folder_files(Path(shown)), check_header, lenient=lenient, limit=limit)
-        return _load(rows, shown, options, named, allow_lengths_only, limit)
+        yield FolderRows(shown, folder_files(Path(shown)), check_header, **limits)
+        return
     with open_stream(path) as stream:
-        rows = open_rows(stream, shown, check_header, lenient=lenient, limit=limit)
-        return _load(rows, shown, options, named, allow_lengths_only, limit)
+        yield open_rows(stream, shown, check_header, **limits)
+
+
+def _detected(rows: Rows, shown: str, limit: int | None) -> _Found:
+    found = rows.first(_recognised)
+    if found is None:
+        raise TraceFormatError(f"{shown}: {_why_no_request([], limit)}")
+    return found
 
 
 def _load(
     rows: Rows, shown: str, options: ReadOptions, named: TraceFormat | None, lengths_only: bool, limit: int | None
 ) -> RequestTrace:
     if named is None:
-        found = rows.first(_recognised)
-        if found is None:
-            raise TraceFormatError(f"{shown}: {_why_no_request([], limit)}")
+        found = _detected(rows, shown, limit)
         trace_format, reason = find_format(found.name), found.reason
     else:
         trace_format, reason = named, "named by the user"
@@ -87,6 +120,7 @@ def _load(
         detected=f"{trace_format.name} ({reason})",
         seconds_per_unit=trace_format.seconds_per_unit,
         has_tokens=trace_format.has_tokens,
+        warnings=trace_format.find_warnings(requests) if trace_format.find_warnings else (),
     )
 
 
@@ -94,8 +128,6 @@ def _check_options(trace_format: TraceFormat, shown: str, options: ReadOptions, 
     """Raise InvalidInputError for options that the format needs, or has no use for."""
     if not trace_format.has_tokens and not lengths_only:
         refuse_hit_rates(shown)
-    if trace_format.has_text and options.tokenizer is None:
-        raise InvalidInputError(f"{shown} holds text: name a local tokenizer file with --tokenizer")
     if not trace_format.has_text:
         for name_of_option, value in (("--tokenizer", options.tokenizer), ("--chat-template", options.chat_template)):
             if value is not None:
@@ -143,11 +175,7 @@ def _recognised(row: Row) -> _Found:
 
 def _lacks_an_option(named: TraceFormat, options: ReadOptions, lengths_only: bool) -> bool:
     """Whether the format is refused before a row of it is read, which must not hide that the format is a wrong one."""
-    return (
-        (named.has_text and options.tokenizer is None)
-        or (named.needs_block_size and options.block_size is None)
-        or not (named.has_tokens or lengths_only)
-    )
+    return (named.needs_block_size and options.block_size is None) or not (named.has_tokens or lengths_only)
 
 
 def _check_named(row: Row, named: TraceFormat) -> bool:

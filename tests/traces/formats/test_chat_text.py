@@ -258,6 +258,7 @@ def test_missing_packages_are_named(
 
 def test_reading_stays_lazy_about_packages(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    path.write_text(json.dumps({"conversations": []}) + "\n")
-    with pytest.raises(InvalidInputError, match="--tokenizer"):
+    turns = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "bye"}]
+    path.write_text(json.dumps({"conversations": turns}) + "\n")
+    with pytest.raises(InvalidInputError, match=r"t\.jsonl:1: the row holds text: name a local tokenizer file"):
         read_trace(path)

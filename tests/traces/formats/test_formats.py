@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import typer
 
-from trtkv.commands.format_choice import format_or_none
+from trtkv.commands.trace_options import format_or_none
 from trtkv.errors import InvalidInputError, TraceFormatError
 from trtkv.traces import rows as rows_module
 from trtkv.traces.formats.registry import FORMAT_NAMES
@@ -76,7 +76,7 @@ MOONCAKE_FAULTS = [
     (b"\xff\xfe{}", "bad JSON: .*UTF-8|bad JSON"),
     ("[" * 100_000, "bad JSON: nested too deeply"),
     ('{"timestamp": ' + "9" * 5000 + "}", "bad JSON: Exceeds the limit"),
-    ('{"timestamp": NaN, "input_length": 1, "output_length": 1, "hash_ids": [1]}', "bad JSON: NaN is no number"),
+    ('{"timestamp": NaN, "input_length": 1, "output_length": 1, "hash_ids": [1]}', "bad JSON: NaN is not a number"),
     ("[1, 2]", "the row is a JSON array, not an object"),
     ("null", "the row is a JSON null"),
     ("3", "the row is a JSON number"),

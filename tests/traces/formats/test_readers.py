@@ -440,7 +440,7 @@ def test_array_of_rows_keeps_line_numbers(tmp_path: Path) -> None:
         ('[\n{"a": 1},\n', 3, "the array is not closed"),
         ('[\n{"a": 1}\n]\nx', 4, "something follows the document"),
         ('[\n{"a": }]', 2, "Expecting value at column 7"),
-        ('[\n\n{"a": NaN}]', 3, "NaN is no number"),
+        ('[\n\n{"a": NaN}]', 3, "NaN is not a number"),
         ("[\n" + "[" * 200_000, 2, "nested too deeply"),
     ],
 )
@@ -545,11 +545,9 @@ def test_limit_of_no_rows_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"\x28\xb5\x2f\xfd....", "compressed with zstd; unpack it"),
         (b"\xfd7zXZ\x00...", "compressed with xz; unpack it"),
         (b"BZh91AY", "compressed with bzip2; unpack it"),
         (b"PK\x03\x04...", "a zip archive; unpack it"),
-        (b"PAR1....", "a Parquet file; write its rows as JSON lines"),
         (KVSIM_LINE.encode("utf-16"), "UTF-16 text; convert it to UTF-8"),
         (KVSIM_LINE.encode("utf-16-le"), "1: a byte is 0: the file is binary or UTF-16"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 3\n", "fetch the trace with git lfs pull"),

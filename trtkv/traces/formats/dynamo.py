@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from itertools import pairwise
+from typing import Final, NamedTuple
 
 from trtkv.errors import InvalidInputError
 from trtkv.traces import fields
-from trtkv.traces.arrivals import Arrival, numbered
+from trtkv.traces.arrivals import Arrival, Link, numbered
 from trtkv.traces.block_names import BlockNames, check_id_count
 from trtkv.traces.options import ReadOptions, Rows
 from trtkv.traces.rows import Row, RowFaultError
@@ -18,16 +19,39 @@ REQUEST_END: Final = "request_end"
 OTHER_EVENTS: Final = ("request_payload", "tool_start", "tool_end", "tool_error")
 
 
+class _Request(NamedTuple):
+    """A request, and what tells how it belongs to others."""
+
+    arrival: Arrival
+    name: str
+    session: str | None
+    parent: str | None
+    """Session that started this one."""
+    end: float
+    """ms, as the times of arrivals."""
+
+    @property
+    def received(self) -> float:
+        """When it came in."""
+        return self.arrival.timestamp or 0
+
+    def linked(self, wait_for: tuple[str, ...]) -> Arrival:
+        """Its arrival as part of its session, if it has one."""
+        if self.session is None:
+            return self.arrival
+        return self.arrival._replace(link=Link(self.session, self.name, wait_for, parent_session=self.parent))
+
+
 def read_dynamo(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
     """Requests by time of reception (ms), equal times in file order; rows of tools and payloads are passed over.
 
     ``input_sequence_hashes`` are cumulative: equal hashes mean equal prompts up to there. Hashes of completions are not
-    used: generated tokens of a replay are its own.
+    used.
     """
     names = BlockNames()
     request_ids: set[str] = set()
 
-    def convert(row: Row) -> Arrival | None:
+    def convert(row: Row) -> _Request | None:
         record = _unwrapped(row)
         if not _is_request(record):
             return None
@@ -35,11 +59,50 @@ def read_dynamo(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
         request_id = fields.text(request, "request_id", "request.")
         if request_id in request_ids:
             raise RowFaultError(f"request.request_id {request_id!r:.80} was used before")
+        session, parent = _session(record)
+        total = fields.number(request, "total_time_ms", "request.") if request.get("total_time_ms") is not None else 0
         arrival = _arrival(names, request, options)
         request_ids.add(request_id)
-        return arrival
+        return _Request(arrival, request_id, session, parent, (arrival.timestamp or 0) + total)
 
-    return numbered(rows.records(convert), by_time=True)
+    requests = [request for request in rows.records(convert) if request is not None]
+    requests.sort(key=lambda request: request.received)
+    return numbered(_linked(requests))
+
+
+def _session(record: Row) -> tuple[str | None, str | None]:
+    """Session of a request, and the one that started it: trajectories where there are some."""
+    if record.get("agent_context") is None:
+        return None, None
+    context, where = fields.mapping(record, "agent_context"), "agent_context."
+    kind = "trajectory" if context.get("trajectory_id") is not None else "session"
+    return fields.name(context, f"{kind}_id", where), fields.name(context, f"parent_{kind}_id", where)
+
+
+def _linked(requests: list[_Request]) -> list[Arrival]:
+    """Arrivals with what they wait for.
+
+    A request waits for the one before in its session. A child's first one waits for the last one of the parent that was
+    over when it came in; the parent's first one that comes in after the child's end waits for the child's last one.
+    """
+    by_session: dict[str, list[_Request]] = {}
+    for request in requests:
+        if request.session is not None:
+            by_session.setdefault(request.session, []).append(request)
+    waits: dict[str, list[str]] = {}
+    for own in by_session.values():
+        for before, request in pairwise(own):
+            waits.setdefault(request.name, []).append(before.name)
+    for own in by_session.values():
+        first, last = own[0], own[-1]
+        parents = [] if first.parent in (None, first.session) else by_session.get(first.parent or "", [])
+        over = [request for request in parents if request.end <= first.received]
+        if over:
+            waits.setdefault(first.name, []).append(over[-1].name)
+        after = next((request for request in parents if request.received >= last.end), None)
+        if after is not None:
+            waits.setdefault(after.name, []).append(last.name)
+    return [request.linked(tuple(waits.get(request.name, ()))) for request in requests]
 
 
 def _recognise(row: Row) -> str | None:

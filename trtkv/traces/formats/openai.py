@@ -1,35 +1,50 @@
-"""Request logs with text: OpenAI chat or completion rows."""
+"""Requests as servers and their clients log them: OpenAI chat or completion rows, and prompts of benchmarks."""
 
 from __future__ import annotations
 
 from array import array
-from typing import Final
+from typing import NamedTuple
 
 from trtkv.traces import fields
-from trtkv.traces.arrivals import Arrival, numbered, token_arrival
+from trtkv.traces.arrivals import Arrival, Link, numbered, token_arrival
 from trtkv.traces.options import ReadOptions, Rows
-from trtkv.traces.rows import Row, RowFaultError
-from trtkv.traces.text_tokenizer import ASSISTANT, TextTokenizer, load_tokenizer
+from trtkv.traces.prompts import Prompts
+from trtkv.traces.rows import Row
 from trtkv.traces.trace import TraceRequest
 from trtkv.traces.trace_format import TraceFormat
 
-LIMITS: Final = ("max_completion_tokens", "max_tokens")
+
+class _Output(NamedTuple):
+    """What is known of an output."""
+
+    length: int
+    tokens: array[int] | None
+    num_unknown: int
+    """Tokens before the known ones."""
 
 
 def read_openai(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
-    """OpenAI requests in file order: ``messages`` or ``prompt``, plain or in the ``body`` of a batch row.
+    """Requests in file order: ``messages``, ``prompt`` or ``prompt_token_ids``, by themselves or in a ``body``.
 
-    The output is, in this order: the completion tokens of ``usage``; the tokens of the answer (in ``response``,
-    ``choices``, or as the last message, which is then no part of the prompt); the limit that the request asked for.
+    The output length is, in this order: the completion tokens of ``usage``; the tokens of the answer (in ``response``,
+    ``choices``, ``outputs``, or as the last message, which is then no part of the prompt); what the request asked for.
     """
-    tokenizer = load_tokenizer(options)
+    prompts = Prompts(options)
 
     def convert(row: Row) -> Arrival:
         body = _body(row)
-        timestamp = fields.number(row, "timestamp", default=0)
-        prompt, answer = _chat(body, tokenizer) if "messages" in body else _completion(body, tokenizer)
-        output_length = _output_length(row, body, answer, tokenizer)
-        return token_arrival(timestamp, prompt, output_length)
+        prompt, answer = prompts.body(body)
+        output = _output(row, body, answer, prompts)
+        timestamp = fields.seconds(row, "timestamp", default=fields.seconds(row, "created"))
+        return token_arrival(
+            timestamp,
+            prompt,
+            output.length,
+            _link(row),
+            output.tokens,
+            num_unknown=output.num_unknown,
+            constraints=fields.key_constraints(row),
+        )
 
     return numbered(rows.records(convert))
 
@@ -43,53 +58,24 @@ def _body(row: Row) -> Row:
     return row
 
 
-def _chat(body: Row, tokenizer: TextTokenizer) -> tuple[array[int], str | None]:
-    messages = [_message(entry, f"messages[{i}]") for i, entry in enumerate(fields.items(body, "messages"))]
-    answer = None
-    if messages and messages[-1]["role"] == ASSISTANT:
-        content = messages.pop()["content"]
-        answer = content if isinstance(content, str) else None
-    if not messages:
-        raise RowFaultError("messages hold no question")
-    tools = fields.items(body, "tools") if body.get("tools") is not None else None
-    return tokenizer.chat(messages, tools), answer
+def _link(row: Row) -> Link | None:
+    session = fields.name(row, "session_id")
+    if session is None:
+        return None
+    delay = fields.number(row, "delay", default=0) / 1000 + fields.number(row, "pre_gap", default=0)
+    return Link(session, delay_seconds=delay)
 
 
-def _completion(body: Row, tokenizer: TextTokenizer) -> tuple[array[int], str | None]:
-    return tokenizer.text(fields.text(body, "prompt"), special_tokens=True), None
-
-
-def _message(entry: object, where: str) -> Row:
-    message = fields.as_mapping(entry, where)
-    fields.text(message, "role", f"{where}.")
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(_text_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
-    elif content is not None and not isinstance(content, str):
-        raise RowFaultError(f"{where}.content is {content!r:.80}, neither text nor a list of parts")
-    return {**message, "content": content}
-
-
-def _text_part(part: object, where: str) -> str:
-    found = fields.as_mapping(part, where)
-    kind = fields.text(found, "type", f"{where}.")
-    if kind != "text":
-        raise RowFaultError(f"{where} is of type {kind!r:.40}: only text has tokens that a tokenizer file can give")
-    return fields.text(found, "text", f"{where}.")
-
-
-def _output_length(row: Row, body: Row, answer: str | None, tokenizer: TextTokenizer) -> int:
+def _output(row: Row, body: Row, answer: str | None, prompts: Prompts) -> _Output:
     response = _response(row)
+    tokens = prompts.answer(answer) if answer is not None else _answer(response, prompts)
     usage = response.get("usage")
     if isinstance(usage, dict) and "completion_tokens" in usage:
-        return fields.integer(usage, "completion_tokens", 0, "usage.")
-    said = _answer(response) if answer is None else answer
-    if said is not None:
-        return len(tokenizer.text(said, special_tokens=False))
-    for key in LIMITS:
-        if body.get(key) is not None:
-            return fields.integer(body, key, 0)
-    raise RowFaultError(f"nothing tells the length of the output: no usage, no answer, no {' or '.join(LIMITS)}")
+        details = usage.get("completion_tokens_details")
+        hidden = fields.integer(details, "reasoning_tokens", 0, default=0) if isinstance(details, dict) else 0
+        return _Output(fields.integer(usage, "completion_tokens", 0, "usage."), tokens, hidden)
+    length = len(tokens) if tokens is not None else prompts.output_length((body, row))
+    return _Output(length, tokens, 0)
 
 
 def _response(row: Row) -> Row:
@@ -101,15 +87,21 @@ def _response(row: Row) -> Row:
     return body if isinstance(body, dict) else response
 
 
-def _answer(response: Row) -> str | None:
-    choices = response.get("choices")
-    if not isinstance(choices, list) or not choices:
-        return None
-    choice = fields.as_mapping(choices[0], "choices[0]")
-    if "text" in choice:
-        return fields.text(choice, "text", "choices[0].")
-    content = fields.mapping(choice, "message", "choices[0].").get("content")
-    return content if isinstance(content, str) else None
+def _answer(response: Row, prompts: Prompts) -> array[int] | None:
+    """Tokens of the first answer: those of ``choices`` (OpenAI) or of ``outputs`` (what vLLM's engine returns)."""
+    for key in ("choices", "outputs"):
+        answers = response.get(key)
+        if not isinstance(answers, list) or not answers:
+            continue
+        where = f"{key}[0]."
+        found = fields.as_mapping(answers[0], f"{key}[0]")
+        if found.get("token_ids") is not None:
+            return fields.token_ids(found, "token_ids", where=where)
+        if "text" in found:
+            return prompts.answer(fields.text(found, "text", where))
+        content = fields.mapping(found, "message", where).get("content")
+        return prompts.answer(content) if isinstance(content, str) else None
+    return None
 
 
 def _recognise(row: Row) -> str | None:
@@ -117,10 +109,17 @@ def _recognise(row: Row) -> str | None:
         inner: object = row
         for key in path:
             inner = inner.get(key) if isinstance(inner, dict) else None
-        for key in ("messages", "prompt"):
+        for key in ("messages", "prompt", "prompt_token_ids"):
             if isinstance(inner, dict) and key in inner:
                 return f"the first row has {'.'.join((*path, key))}"
     return None
 
 
-FORMAT = TraceFormat("openai", "chat or completion requests as text", read_openai, recognise=_recognise, has_text=True)
+FORMAT = TraceFormat(
+    "openai",
+    "chat or completion requests, as text or token ids",
+    read_openai,
+    recognise=_recognise,
+    seconds_per_unit=1.0,
+    has_text=True,
+)

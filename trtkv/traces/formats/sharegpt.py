@@ -1,19 +1,21 @@
-"""ShareGPT conversations as text."""
+"""Conversations as text: ShareGPT, and the like with roles (LMSYS, WildChat)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Final
 
 from trtkv.traces import fields
-from trtkv.traces.arrivals import Arrival, numbered, token_arrival
+from trtkv.traces.arrivals import Arrival, Link, numbered, token_arrival
 from trtkv.traces.options import ReadOptions, Rows
+from trtkv.traces.prompts import Prompts, read_message
 from trtkv.traces.rows import Row, RowFaultError
-from trtkv.traces.text_tokenizer import ASSISTANT, load_tokenizer
+from trtkv.traces.text_tokenizer import ASSISTANT
 from trtkv.traces.trace import TraceRequest
 from trtkv.traces.trace_format import TraceFormat
 
-SHAREGPT_ROLES: Final = {
+ROLES: Final = {
     "human": "user",
     "user": "user",
     "gpt": "assistant",
@@ -21,45 +23,63 @@ SHAREGPT_ROLES: Final = {
     "assistant": "assistant",
     "system": "system",
 }
+TURNS: Final = ("conversations", "conversation")
+NAMES: Final = ("id", "conversation_id", "conversation_hash")
 
 
 def read_sharegpt(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
-    """ShareGPT conversations in file order: a request for each answer, its prompt all that was said before.
+    """Conversations in file order: a request for each answer, its prompt all that was said before.
 
     Answers before the first question are left out.
     """
-    tokenizer = load_tokenizer(options)
+    prompts = Prompts(options)
+    numbers = count()
+    sessions: set[str] = set()
 
     def convert(row: Row) -> list[Arrival]:
-        messages = _sharegpt_messages(row)
-        arrivals = []
+        messages = _messages(row)
+        named = [name for key in NAMES if (name := fields.name(row, key)) is not None]
+        requests = []
         for position, message in enumerate(messages):
             if message["role"] == ASSISTANT:
-                prompt = tokenizer.chat(messages[:position])
-                answer = tokenizer.text(str(message["content"]), special_tokens=False)
-                arrivals.append(token_arrival(0, prompt, len(answer)))
-        if not arrivals:
+                requests.append((prompts.chat(messages[:position]), prompts.answer(str(message["content"] or ""))))
+        if not requests:
             raise RowFaultError("the conversation has no answer to a question")
-        return arrivals
+        number = next(numbers)
+        session = named[0] if named else f"conversation {number}"
+        session = f"{session} #{number}" if session in sessions else session
+        sessions.add(session)
+        return [token_arrival(None, prompt, len(answer), Link(session), answer) for prompt, answer in requests]
 
     return numbered(arrival for conversation in rows.records(convert) for arrival in conversation)
 
 
-def _sharegpt_messages(row: Row) -> Sequence[Row]:
+def _messages(row: Row) -> Sequence[Row]:
     messages: list[Row] = []
     asked = False
-    for position, entry in enumerate(fields.items(row, "conversations")):
-        where = f"conversations[{position}]"
-        turn = fields.as_mapping(entry, where)
-        speaker = fields.text(turn, "from", f"{where}.")
-        if speaker not in SHAREGPT_ROLES:
-            raise RowFaultError(f"{where}.from is {speaker!r:.40}, not one of {', '.join(SHAREGPT_ROLES)}")
-        role = SHAREGPT_ROLES[speaker]
-        asked = asked or role == "user"
-        content = fields.text(turn, "value", f"{where}.")
-        if asked or role != ASSISTANT:
-            messages.append({"role": role, "content": content})
+    key = TURNS[0] if TURNS[0] in row else TURNS[1]
+    for position, entry in enumerate(fields.items(row, key)):
+        message = _message(entry, f"{key}[{position}]")
+        asked = asked or message["role"] == "user"
+        if asked or message["role"] != ASSISTANT:
+            messages.append(message)
     return messages
 
 
-FORMAT = TraceFormat("sharegpt", "conversations as text", read_sharegpt, keys=("conversations",), has_text=True)
+def _message(entry: object, where: str) -> Row:
+    """A turn with ``from`` and ``value``, or with ``role`` and ``content``."""
+    turn = fields.as_mapping(entry, where)
+    if "role" in turn and "from" not in turn:
+        message = read_message(turn, where)
+        return {"role": message["role"], "content": message["content"]}
+    speaker = fields.text(turn, "from", f"{where}.")
+    if speaker not in ROLES:
+        raise RowFaultError(f"{where}.from is {speaker!r:.40}, not one of {', '.join(ROLES)}")
+    return {"role": ROLES[speaker], "content": fields.text(turn, "value", f"{where}.")}
+
+
+def _recognise(row: Row) -> str | None:
+    return next((f"the first row has {key}" for key in TURNS if key in row), None)
+
+
+FORMAT = TraceFormat("sharegpt", "conversations as text", read_sharegpt, recognise=_recognise, has_text=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trtkv.traces import fields
-from trtkv.traces.arrivals import Arrival, numbered
+from trtkv.traces.arrivals import Arrival, Link, known_output, numbered
 from trtkv.traces.options import ReadOptions, Rows
 from trtkv.traces.rows import Row
 from trtkv.traces.trace import TokenIds, TraceRequest
@@ -19,11 +19,22 @@ def read_tokens(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
 
     def convert(row: Row) -> Arrival:
         timestamp = fields.number(row, "arrival_time_ns")
-        input_length, output_length = fields.lengths(row, "input_toks", "output_toks")
+        input_length, output_length = fields.lengths(row, "input_toks", "output_toks", options.output_length)
         tokens = fields.token_ids(row, "input_tok_ids", input_length, "input_toks")
+        output = None
         if "output_tok_ids" in row:
-            fields.token_ids(row, "output_tok_ids", output_length, "output_toks")
-        return Arrival(timestamp, input_length, output_length, TokenIds(tokens), fields.key_constraints(row))
+            output = fields.token_ids(row, "output_tok_ids", output_length, "output_toks")
+        session = fields.name(row, "session_id")
+        gap = fields.number(row, "intra_session_gap_ns", default=0) / 1e9
+        return Arrival(
+            timestamp,
+            input_length,
+            output_length,
+            TokenIds(tokens),
+            fields.key_constraints(row),
+            None if session is None else Link(session, delay_seconds=gap),
+            known_output(output, output_length),
+        )
 
     return numbered(rows.records(convert), by_time=True)
 

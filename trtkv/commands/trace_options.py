@@ -1,4 +1,4 @@
-"""The option ``--format``; its names come from the registry, no reader is imported."""
+"""Options about reading a trace. Names of formats come from the registry; no reader is imported."""
 
 from __future__ import annotations
 
@@ -31,3 +31,11 @@ FormatOption: TypeAlias = Annotated[
     ),
 ]
 """None: told by the first row."""
+
+OutputLengthOption: TypeAlias = Annotated[
+    int | None, typer.Option(metavar="N", help="Generated tokens of rows that do not say how many.")
+]
+
+MaxLineBytesOption: TypeAlias = Annotated[
+    int | None, typer.Option(metavar="N", help="Longest row that is read, in bytes.  [default: 268435456]")
+]
