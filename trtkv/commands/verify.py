@@ -23,17 +23,35 @@ def verify(
         Path | None,
         typer.Option("--json", metavar="FILE", help="Write a JSON report; with - it takes the place of the text."),
     ] = None,
+    default: Annotated[
+        bool,
+        typer.Option(
+            "--default", help="Run the default behaviour, and name the decision that explains each departure."
+        ),
+    ] = False,
 ) -> None:
     """Replay recorded programs on this manager and compare every answer, error and observation.
 
-    Exit status: 0 all equal, 1 something differs or cannot run here, 2 the input cannot be read.
+    With --default the programs run on the default behaviour, with the recorded one beside it. Each program that departs
+    is listed with its first departure and the decision in docs/decisions that explains it.
+
+    Exit status: 0 all equal (with --default: all explained), 1 something differs (is not explained) or cannot run here,
+    2 the input cannot be read.
     """
+    from trtkv.verify.default_report import DefaultReport
+    from trtkv.verify.default_run import verify_default
     from trtkv.verify.report import VerificationReport
-    from trtkv.verify.runner import find_programs, verify_programs
+    from trtkv.verify.runner import find_programs, map_programs, verify_programs
 
     programs = find_programs(paths)
     check_outputs([json_file], programs)
-    report = VerificationReport(list(verify_programs(programs, jobs)))
+    report: DefaultReport | VerificationReport
+    if default:
+        report = DefaultReport(list(map_programs(verify_default, programs, jobs)))
+        is_good = report.is_explained
+    else:
+        report = VerificationReport(list(verify_programs(programs, jobs)))
+        is_good = report.is_equal
     show(report, None if json_file is None else str(json_file), boxed=False)
-    if not report.is_equal:
+    if not is_good:
         raise typer.Exit(EXIT_DIFFERENT)

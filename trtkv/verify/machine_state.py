@@ -23,7 +23,8 @@ DEFAULT_CLOCK_START_MS = 1000
 class MachineState:
     """One manager (and at most one cross manager), the requests, the schedulers and the clock.
 
-    Transfers and ties are collected over both managers until an observation takes them.
+    Transfers and ties are collected over both managers until an observation takes them. ``compatibility`` is the mode
+    of managers and schedulers whose settings do not name one.
     """
 
     __slots__ = (
@@ -31,6 +32,7 @@ class MachineState:
         "_num_ties",
         "capacity_scheduler",
         "clock",
+        "compatibility",
         "cross_manager",
         "is_cross_selected",
         "make_request",
@@ -40,8 +42,9 @@ class MachineState:
         "self_manager",
     )
 
-    def __init__(self, make_request: Callable[..., LlmRequest] = LlmRequest) -> None:
+    def __init__(self, make_request: Callable[..., LlmRequest] = LlmRequest, compatibility: bool = True) -> None:
         self.make_request = make_request
+        self.compatibility = compatibility
         self.requests: dict[RequestId, LlmRequest] = {}
         self.clear()
 

@@ -54,7 +54,7 @@ CONFIG_KIND: Final = record(CONFIG_REQUIRED, CONFIG_OPTIONAL)
 
 
 def build_manager(state: MachineState, config: Args) -> KVCacheManager:
-    """A manager on the state's clock and copy engine, in compatibility mode unless the config says otherwise.
+    """A manager on the state's clock and copy engine, in the state's mode unless the config names one.
 
     Raises what the constructor raises.
     """
@@ -92,8 +92,8 @@ def build_manager(state: MachineState, config: Args) -> KVCacheManager:
         pool_configurations=read_pool_configurations(config.get("pool_configurations", ())),
         copy_engine=state.copy_engine,
         clock=state.clock,
-        compatibility=config.get("compatibility", True),
-        hash_map_order=True,
+        compatibility=config.get("compatibility", state.compatibility),
+        hash_map_order="compatibility" in config or state.compatibility,
     )
     budget = config.get("spec_decoding_budget")
     if budget is not None:

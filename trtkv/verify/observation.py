@@ -41,7 +41,7 @@ def observe(
     if manager is not None:
         result["free"] = observe_free_blocks(manager)
         result["stats"] = observe_stats(manager)
-    observe_entry = _observe_short if has_short_entries else _observe_request
+    observe_entry = observe_short if has_short_entries else _observe_request
     entries = [observe_entry(state, request_id) for request_id in sorted(set(request_ids))]
     if entries:
         result["req"] = entries
@@ -99,7 +99,8 @@ def _observe_request(state: MachineState, request_id: RequestId) -> dict[str, Js
     return entry
 
 
-def _observe_short(state: MachineState, request_id: RequestId) -> dict[str, JsonValue]:
+def observe_short(state: MachineState, request_id: RequestId) -> dict[str, JsonValue]:
+    """The progress of a request. Changes nothing."""
     entry: dict[str, JsonValue] = {"id": request_id}
     request = state.requests.get(request_id)
     if request is not None:

@@ -31,15 +31,15 @@ class OpOutcome(NamedTuple):
 class OpMachine:
     """Executes ops by name, one after the other, on a manager with a virtual clock.
 
-    Manager and schedulers are in compatibility mode unless their settings have ``compatibility`` False, a field that
-    only programs recorded with this port have.
+    Manager and schedulers are in compatibility mode, or in the default one without ``compatibility``, unless their
+    settings have a field of that name, which only programs recorded with this port have.
     ``make_request`` takes the arguments of LlmRequest and builds the requests of ``new_request``.
     """
 
     __slots__ = ("_state",)
 
-    def __init__(self, make_request: Callable[..., LlmRequest] = LlmRequest) -> None:
-        self._state = MachineState(make_request)
+    def __init__(self, make_request: Callable[..., LlmRequest] = LlmRequest, compatibility: bool = True) -> None:
+        self._state = MachineState(make_request, compatibility)
 
     @property
     def state(self) -> MachineState:

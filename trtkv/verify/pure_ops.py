@@ -60,7 +60,7 @@ def calculate_window_size_to_share(state: MachineState, args: Args) -> JsonValue
     shares = calculate_window_size_to_share(
         _by_window(args["window_size_to_layers"]),
         _by_window(args["window_size_to_cache_size_per_token"]),
-        compatibility=True,
+        compatibility=state.compatibility,
     )
     return {str(window): to_float32(share) for window, share in shares.items()}
 

@@ -108,14 +108,18 @@ def _describe_failure(result: ProgramResult) -> list[str]:
     lines = []
     mismatch = result.first_mismatch
     if mismatch is not None:
-        lines += [f"{result.path}: op {mismatch.op_index}, {mismatch.op}: {mismatch.field}", *_describe(mismatch)]
+        lines += [
+            f"{result.path}: op {mismatch.op_index}, {mismatch.op}: {mismatch.field}",
+            *describe_mismatch(mismatch),
+        ]
     unsupported = result.unsupported_op
     if unsupported is not None:
         lines.append(f"{result.path}: op {unsupported.op_index}, {unsupported.op}: unsupported ({unsupported.reason})")
     return lines
 
 
-def _describe(mismatch: Mismatch) -> list[str]:
+def describe_mismatch(mismatch: Mismatch) -> list[str]:
+    """What was recorded, what came instead, and the free queues."""
     lines = [f"  expected  {_shorten(mismatch.expected)}", f"  got       {_shorten(mismatch.got)}"]
     for window, queues in mismatch.free_queues.items():
         for level, priority, ids in queues:
@@ -137,14 +141,15 @@ def _failure_to_json(result: ProgramResult) -> dict[str, JsonValue]:
         "ops": result.num_ops,
         "mismatches": result.num_mismatches,
         "unsupported": result.num_unsupported,
-        "first_mismatch": None if mismatch is None else _mismatch_to_json(mismatch),
+        "first_mismatch": None if mismatch is None else mismatch_to_json(mismatch),
         "unsupported_op": None
         if unsupported is None
         else {"op_index": unsupported.op_index, "op": unsupported.op, "reason": unsupported.reason},
     }
 
 
-def _mismatch_to_json(mismatch: Mismatch) -> dict[str, JsonValue]:
+def mismatch_to_json(mismatch: Mismatch) -> dict[str, JsonValue]:
+    """A mismatch by the names of its fields."""
     return {
         "op_index": mismatch.op_index,
         "op": mismatch.op,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from trtkv.errors import InvalidInputError, RetentionRangeError, TrtkvError
 from trtkv.verify.compare import ABSENT, Difference, find_difference
@@ -13,6 +14,8 @@ from trtkv.verify.json_kinds import JsonValue
 from trtkv.verify.op_machine import OpMachine, OpOutcome, UnsupportedOpError
 from trtkv.verify.program import INVALID_ARGUMENT, Program, RecordedOp, read_program
 from trtkv.verify.program_result import Mismatch, ProgramResult, UnsupportedOp
+
+Result = TypeVar("Result")
 
 PROGRAM_SUFFIX = ".jsonl"
 _CHUNK_OF_PROGRAMS = 4
@@ -31,13 +34,13 @@ def replay_program(program: Program) -> ProgramResult:
     unsupported_op: UnsupportedOp | None = None
     for recorded in program.ops:
         try:
-            difference = _replay_op(machine, recorded)
+            difference = replay_op(machine, recorded)
         except UnsupportedOpError as error:
             unsupported_op = UnsupportedOp(recorded.op_index, recorded.op, str(error))
             break
         if difference is not None:
             num_mismatches += 1
-            first_mismatch = first_mismatch or _make_mismatch(machine, recorded, difference)
+            first_mismatch = first_mismatch or make_mismatch(machine, recorded, difference)
     return ProgramResult(
         path=program.path,
         group=program.group,
@@ -50,17 +53,25 @@ def replay_program(program: Program) -> ProgramResult:
     )
 
 
-def _replay_op(machine: OpMachine, recorded: RecordedOp) -> Difference | None:
+def replay_op(machine: OpMachine, recorded: RecordedOp) -> Difference | None:
+    """Run one op and compare what it gave with what was recorded. Raises UnsupportedOpError."""
+    return compare_outcome(recorded, run_op(machine, recorded))
+
+
+def run_op(machine: OpMachine, recorded: RecordedOp) -> OpOutcome | Exception:
+    """Run one op; an exception that the port does not raise on purpose is its bug, and returned as it is."""
     try:
-        outcome = machine.execute(recorded.op, recorded.args)
+        return machine.execute(recorded.op, recorded.args)
     except UnsupportedOpError:
         raise
-    except Exception as crash:  # a bug of the port: report it as the op's difference and go on
-        return Difference("error", _describe_recorded_error(recorded), f"crash: {_describe_error(crash)}")
-    return _compare_outcome(recorded, outcome)
+    except Exception as crash:
+        return crash
 
 
-def _compare_outcome(recorded: RecordedOp, outcome: OpOutcome) -> Difference | None:
+def compare_outcome(recorded: RecordedOp, outcome: OpOutcome | Exception) -> Difference | None:
+    """The first difference between what an op gave and what was recorded; a crash is a difference of its error."""
+    if isinstance(outcome, Exception):
+        return Difference("error", _describe_recorded_error(recorded), f"crash: {_describe_error(outcome)}")
     error = outcome.error
     if recorded.has_failed != (error is not None):
         got = "no error" if error is None else _describe_error(error)
@@ -93,7 +104,8 @@ def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _make_mismatch(machine: OpMachine, recorded: RecordedOp, difference: Difference) -> Mismatch:
+def make_mismatch(machine: OpMachine, recorded: RecordedOp, difference: Difference) -> Mismatch:
+    """A difference with its op and the free queues after it."""
     return Mismatch(
         op_index=recorded.op_index,
         op=recorded.op,
@@ -131,15 +143,20 @@ def _natural_order(path: Path) -> list[tuple[int, int | str]]:
 
 def verify_programs(programs: Sequence[Path], jobs: int = 1) -> Iterator[ProgramResult]:
     """Results in the order of the files, computed by up to ``jobs`` processes."""
+    return map_programs(verify_program, programs, jobs)
+
+
+def map_programs(verify: Callable[[Path], Result], programs: Sequence[Path], jobs: int) -> Iterator[Result]:
+    """``verify`` of each file, in their order, by up to ``jobs`` processes."""
     if jobs < 1:
         raise InvalidInputError(f"jobs is {jobs}; at least 1 process is needed")
     num_workers = min(jobs, len(programs))
     if num_workers <= 1:
-        yield from map(verify_program, programs)
+        yield from map(verify, programs)
         return
     with ProcessPoolExecutor(num_workers) as pool:
         try:
-            yield from pool.map(verify_program, programs, chunksize=_CHUNK_OF_PROGRAMS)
+            yield from pool.map(verify, programs, chunksize=_CHUNK_OF_PROGRAMS)
         except TrtkvError:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

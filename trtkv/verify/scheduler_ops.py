@@ -27,7 +27,7 @@ def create_capacity_scheduler(state: MachineState, args: Args) -> None:
         two_steps_look_ahead=args["two_steps_look_ahead"],
         no_schedule_until_state=read_state(args["no_schedule_until_state"]),
         no_schedule_after_state=read_state(args["no_schedule_after_state"]),
-        compatibility=args.get("compatibility", True),
+        compatibility=args.get("compatibility", state.compatibility),
     )
     state.peft_cache = None if peft is None else _read_page_table(peft)
 
@@ -64,7 +64,7 @@ def create_micro_batch_scheduler(state: MachineState, args: Args) -> None:
         args["max_context_length"],
         no_schedule_until_state=read_state(args["no_schedule_until_state"]),
         no_schedule_after_state=read_state(args["no_schedule_after_state"]),
-        compatibility=args.get("compatibility", True),
+        compatibility=args.get("compatibility", state.compatibility),
     )
 
 

@@ -1,0 +1,306 @@
+"""Which decision explains a departure: a table of rules over the op, the place of the difference and the manager."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from trtkv.common import RECURRENT_STATES, CacheType, WindowSize
+from trtkv.manager.kv_cache_manager import KVCacheManager
+from trtkv.records.llm_request import LlmRequest
+from trtkv.verify.compare import Difference
+from trtkv.verify.json_kinds import JsonValue
+from trtkv.verify.machine_state import MachineState
+from trtkv.verify.op_machine import OpOutcome
+from trtkv.verify.program import RecordedOp
+
+
+class SequenceFacts(NamedTuple):
+    """The sequence that an op names, as it was before the op."""
+
+    num_tokens: int
+    beam_width: int
+    num_front_blocks_removed: Mapping[WindowSize, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An op that both behaviours have run, and the first difference between them.
+
+    ``state`` is that of the machine with the recorded behaviour, after the op; ``outcome`` is the default one's.
+    """
+
+    recorded: RecordedOp
+    difference: Difference
+    state: MachineState
+    outcome: OpOutcome
+    sequence: SequenceFacts | None
+
+    @property
+    def manager(self) -> KVCacheManager:
+        """The selected manager."""
+        return self.state.manager
+
+    @property
+    def request(self) -> LlmRequest | None:
+        """The request that the op names."""
+        return self.state.requests.get(self.recorded.args.get("id", -1))
+
+    @property
+    def window_size(self) -> WindowSize | None:
+        """The window in which the difference lies, if its path names one."""
+        match = re.match(r"(?:inside\.\w+|ret|obs\.\w+(?:\[\d+\]\.\w+)?)\.(-?\d+)(?!\d)", self.difference.path)
+        return None if match is None else int(match[1])
+
+
+class Rule(NamedTuple):
+    """Departures that a decision explains: those of an op at a place, under a condition."""
+
+    decision: str
+    """Number of the page in docs/decisions."""
+    ops: Collection[str]
+    field: str
+    """Regular expression for the whole path of the difference."""
+    applies: Callable[[Step], bool] = lambda step: True
+
+
+# -- conditions -----------------------------------------------------------------------------------
+
+
+def _is_cross(step: Step) -> bool:
+    return step.manager.cache_type is CacheType.CROSS
+
+
+def _is_recurrent(step: Step) -> bool:
+    return step.window_size == RECURRENT_STATES
+
+
+def _fails(step: Step) -> bool:
+    return step.recorded.has_failed
+
+
+def _fails_on_both(step: Step) -> bool:
+    return step.recorded.has_failed and step.outcome.error is not None
+
+
+def _stores_uncomputed(step: Step) -> bool:
+    """The prompt is not computed, or the request has tokens or beams that storing leaves out."""
+    request, sequence = step.request, step.sequence
+    if request is None or sequence is None:
+        return False
+    return (
+        request.context_current_position < request.prompt_len
+        or sequence.num_tokens < request.get_num_tokens(0)
+        or sequence.beam_width > 1
+    )
+
+
+def _has_left_blocks(step: Step) -> bool:
+    """The window of the difference, or any window for the tree, has moved on."""
+    sequence = step.sequence
+    if sequence is None:
+        return False
+    removed = sequence.num_front_blocks_removed
+    return any(removed.values()) if step.window_size is None else removed.get(step.window_size, 0) > 0
+
+
+def _ends_a_block(step: Step) -> bool:
+    """The prompt ends a block, so that the live state of the recurrent window is a cached one."""
+    request = step.request
+    return request is not None and request.prompt_len % step.manager.tokens_per_block == 0
+
+
+def _adds_part_of_a_state_block(step: Step) -> bool:
+    """A node of less than a block was stored for the recurrent window only."""
+    node = step.difference.expected
+    is_partial = isinstance(node, dict) and len(node["tokens"]) < step.manager.tokens_per_block
+    return is_partial and list(node["v"]) == [str(RECURRENT_STATES)]
+
+
+def _has_tie(step: Step) -> bool:
+    return bool((step.recorded.obs or {}).get("ties"))
+
+
+def _copies_more(step: Step) -> bool:
+    """A batch of which the plan lets more requests copy: whoever takes over is known before anything is evicted."""
+    return len(step.recorded.args["requests"]) > 1 and _num_copies(step.outcome.obs) > _num_copies(step.recorded.obs)
+
+
+def _num_copies(obs: JsonValue) -> int:
+    return sum(transfer[0] == "copy" for transfer in (obs or {}).get("xfer", ()))
+
+
+def _copies_state(step: Step) -> bool:
+    """A state is copied that was not before."""
+    copies = (step.outcome.obs or {}).get("xfer", [])
+    return _num_copies(step.outcome.obs) > _num_copies(step.recorded.obs) and copies[-1][1] == RECURRENT_STATES
+
+
+def _is_first_copy_of_beams(step: Step) -> bool:
+    """A request of several beams has its first generated token."""
+    request = step.request
+    return request is not None and request.beam_width > 1 and request.get_num_tokens(0) == request.prompt_len + 1
+
+
+def _has_too_many_beams(step: Step) -> bool:
+    return any(entry[2] > step.manager.max_beam_width for entry in step.recorded.args["requests"])
+
+
+def _has_odd_images(step: Step) -> bool:
+    """A request of the batch has positions, lengths and hashes of images in different numbers."""
+    for entry in step.recorded.args["requests"]:
+        images = step.state.requests[entry[0]].multimodal_input
+        if images is not None:
+            sizes = {len(values) for values in (images.hashes, images.positions, images.lengths) if values is not None}
+            if len(sizes) > 1:
+                return True
+    return False
+
+
+def _has_reserve(step: Step) -> bool:
+    return step.manager.draft_token_reserve > 0 and step.window_size is not None and step.window_size > 0
+
+
+def _is_budget_of_window(step: Step) -> bool:
+    """The window slides, or slots are added for drafts and extra tokens."""
+    manager, request = step.manager, step.request
+    return request is not None and (
+        manager.window_sizes_metadata[step.recorded.args["window"]].is_swa or _has_more_slots(manager, [request])
+    )
+
+
+def _is_budget_of_schedule(step: Step) -> bool:
+    """Budgets of a manager that the scheduler asks differ: see ``_is_budget_of_window``."""
+    manager = step.state.self_manager
+    if manager is None:
+        return False
+    requests = [step.state.requests[request_id] for request_id in step.recorded.args["ids"]]
+    return any(entry.is_swa for entry in manager.window_sizes_metadata.values()) or _has_more_slots(manager, requests)
+
+
+def _has_more_slots(manager: KVCacheManager, requests: Sequence[LlmRequest]) -> bool:
+    return bool(
+        manager.num_extra_kv_tokens
+        or manager.draft_token_reserve
+        or any(request.num_draft_tokens for request in requests)
+    )
+
+
+def _pauses_others(step: Step) -> bool:
+    return _policy(step) == "max_utilization"
+
+
+def _reserves_to_completion(step: Step) -> bool:
+    return _policy(step) in ("guaranteed_no_evict", "static_batch")
+
+
+def _policy(step: Step) -> str:
+    scheduler = step.state.capacity_scheduler
+    return "" if scheduler is None else scheduler.policy.value
+
+
+def _has_same_events(step: Step) -> bool:
+    """The same events in the same order, with other hashes in them."""
+    return [_shape_of(event) for event in step.recorded.ret] == [_shape_of(event) for event in step.outcome.ret]
+
+
+def _shape_of(event: Mapping[str, Any]) -> tuple[Any, ...]:
+    return event["id"], event["window"], event["type"], len(event.get("hashes", ())), len(event.get("blocks", ()))
+
+
+# -- rules ----------------------------------------------------------------------------------------
+
+_STORING: Final = ("store_context_blocks", "store_new_block", "store_blocks_for_reuse", "remove_sequence")
+_BUDGETS: Final = ("get_needed_blocks_one_step", "get_remaining_blocks_to_completion")
+_ADD: Final = ("add_sequence_batch",)
+_HASH: Final = r"ret\.-?\d+\.blocks\[\d+\]\[7\]"
+
+RULES: Final = (
+    # storing
+    Rule("0107", _STORING, r"(inside|ret).*", _is_cross),
+    Rule("0113", _STORING, r"(inside|ret).*", _stores_uncomputed),
+    Rule("0101", _STORING, r"inside.*", _has_left_blocks),
+    Rule("0109", _STORING, r"inside.*", lambda step: _is_recurrent(step) and _ends_a_block(step)),
+    Rule("0109", _STORING, r"inside\.\w+\.tree.*", _adds_part_of_a_state_block),
+    Rule("0109", _STORING, r"inside.*", lambda step: _is_recurrent(step) and step.difference.expected is None),
+    # admission
+    Rule("0102", _ADD, r"error", lambda step: not _fails(step) and _has_too_many_beams(step)),
+    Rule("0102", _ADD, r"error", lambda step: not _fails(step) and _has_odd_images(step)),
+    Rule("0102", _ADD, r"obs.*", _fails_on_both),
+    Rule("0107", _ADD, r"error", lambda step: _fails(step) and _is_cross(step)),
+    Rule("0103", _ADD, r"(obs|inside).*", _has_tie),
+    Rule("0102", _ADD, r"(obs|inside).*", _copies_more),
+    Rule("0109", _ADD, r"(obs|inside).*", lambda step: RECURRENT_STATES in step.manager.window_sizes_metadata),
+    # growing and shrinking
+    Rule("0102", ("add_token",), r"obs.*", _fails_on_both),
+    Rule("0109", ("add_token",), r"obs\.free.*|inside.*", _is_recurrent),
+    Rule("0109", ("add_token",), r"obs\.xfer", _copies_state),
+    Rule("0109", ("copy_linear_attention_block",), r"ret|obs\.xfer.*", _is_first_copy_of_beams),
+    Rule("0106", ("add_token",), r"obs\.free.*", _has_reserve),
+    Rule("0106", ("rewind_kv_cache",), r"error|obs.*|inside.*"),
+    Rule("0105", ("truncate_blocks",), r"error|obs.*|inside.*"),
+    Rule("0111", ("unpin_blocks_by_id",), r"obs.*", _fails_on_both),
+    Rule("0112", ("reset_reuse_state",), r"inside.*"),
+    Rule("0116", ("offload_block",), r"obs.*|inside.*"),
+    # answers
+    Rule("0104", ("debug_state",), _HASH),
+    Rule("0103", ("debug_state",), r"ret\.tree.*"),
+    Rule("0104", ("commit_and_get_block_hashes",), r"ret.*"),
+    Rule("0104", ("get_latest_events",), r"ret\[\d+\]\.(hash|hashes\[\d+\]|parent)", _has_same_events),
+    Rule("0112", ("get_latest_events",), r"ret.*"),
+    Rule("0121", ("analyze_prefix_reuse",), r"ret\.first_new\.salt", _is_cross),
+    Rule("0107", ("analyze_prefix_reuse",), r"ret.*", _is_cross),
+    Rule("0118", ("copy_block_offsets",), r"ret\.offsets.*", lambda step: step.difference.got == -1),
+    # budgets and schedulers
+    Rule("0110", _BUDGETS, r"ret|obs.*", lambda step: step.recorded.args["window"] == RECURRENT_STATES),
+    Rule("0107", _BUDGETS, r"ret|obs.*", _is_cross),
+    Rule("0205", _BUDGETS, r"ret|obs.*|inside\.requests.*", _is_budget_of_window),
+    Rule("0117", ("calculate_window_size_to_share",), r"error", _fails),
+    Rule("0205", ("capacity_schedule",), r"(ret|obs|inside).*", _is_budget_of_schedule),
+    Rule("0201", ("capacity_schedule",), r"(ret|obs|inside).*", _pauses_others),
+    Rule("0201", ("scheduling_has_free_blocks",), r"ret", _pauses_others),
+    Rule("0202", ("capacity_schedule",), r"(ret|obs|inside).*", _reserves_to_completion),
+    Rule("0201", ("capacity_schedule",), r"error", lambda step: _fails(step) and step.manager.is_variable_window),
+    Rule("0204", ("micro_batch_schedule", "create_micro_batch_scheduler"), r"(error|ret|obs|inside).*"),
+)
+
+
+def find_decision(step: Step) -> str | None:
+    """The decision of the first rule that fits, or None."""
+    for rule in RULES:
+        if step.recorded.op in rule.ops and re.fullmatch(rule.field, step.difference.path) and rule.applies(step):
+            return rule.decision
+    return None
+
+
+# -- totals of the primary level ---------------------------------------------------------------------
+
+TOTALS_DECISION: Final = "0108"
+
+
+def count_primary_only(recorded: RecordedOp, state: MachineState) -> RecordedOp:
+    """The row with the maximum and the use of the primary level alone, as decision 0108 has them."""
+    manager = state.selected_manager
+    if manager is None or not manager.compatibility or not manager.block_manager.num_secondary_blocks:
+        return recorded
+    num_secondary = manager.block_manager.num_secondary_blocks
+    if recorded.op == "get_kv_cache_stats":
+        return recorded._replace(ret=_subtract(recorded.ret, num_secondary, ("max_num_blocks", "used_num_blocks")))
+    if recorded.op == "observe":
+        return recorded._replace(ret=_count_primary_only(recorded.ret, num_secondary))
+    return recorded._replace(obs=_count_primary_only(recorded.obs, num_secondary))
+
+
+def _count_primary_only(observation: Any, num_secondary: int) -> Any:
+    if observation is None or "stats" not in observation:
+        return observation
+    return {**observation, "stats": _subtract(observation["stats"], num_secondary, (0, 2))}
+
+
+def _subtract(values: Any, number: int, keys: Sequence[int | str]) -> Any:
+    values = values.copy()
+    for key in keys:
+        values[key] -= number
+    return values
