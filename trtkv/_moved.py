@@ -73,7 +73,6 @@ MOVED: Final = {
     "replay.miss_causes": "replay.causes.miss_causes",
     "replay.nano_driver": "replay.nano.nano_driver",
     "replay.nano_report": "replay.nano.nano_result",
-    "replay.node_links": "replay.causes.node_links",
     "replay.observed_manager": "replay.causes.observed_manager",
     "replay.path_ids": "traces.prefixes.path_ids",
     "replay.plots": "replay.report.plots",

@@ -120,6 +120,8 @@ def test_row_52_what_the_host_tier_did_can_be_read() -> None:
     lost: list[tuple[int, RemovalReason]] = []
 
     class Listener:
+        def on_match(self, request_id: int, window_size: int, blocks: object, num_tokens: int) -> None: ...
+
         def on_allocation(self, request_id: int, window_size: int) -> None: ...
 
         def on_removed(self, block: KVCacheBlock, window_size: int, reason: RemovalReason) -> None:

@@ -1,7 +1,8 @@
-"""BlockListener: is told, block by block, what leaves the tree and why, and which tier a block lies on."""
+"""BlockListener: is told what is found of prompts, what leaves the tree and why, and which tier a block lies on."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol
 
@@ -27,6 +28,16 @@ class BlockListener(Protocol):
 
     With a listener the hot loops of admission and storing are left for the plain ones; without one they cost nothing.
     """
+
+    def on_match(
+        self, request_id: RequestId, window_size: WindowSize, blocks: Sequence[KVCacheBlock], num_tokens: int
+    ) -> None:
+        """This window by itself has the first ``num_tokens`` of a prompt that is about to be admitted, in these blocks.
+
+        Every window says so of every request of a batch, the widest window first, before anything is taken. Together
+        they may agree on fewer tokens. ``blocks`` has placeholders where a sliding window needs no block; only a part
+        of the last one may match.
+        """
 
     def on_allocation(self, request_id: RequestId, window_size: WindowSize) -> None:
         """Blocks of this window are about to be taken for this request."""

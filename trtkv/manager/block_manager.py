@@ -57,7 +57,7 @@ class BlockManager:
             refuse_key_form(settings.reuse.key_form, "an event manager")
         self.settings = settings
         self._event_manager = event_manager
-        self._listener = listener
+        self.listener = listener
         layers = settings.layers
         self.num_layers = len(layers.num_kv_heads_per_layer)
         self.lookup_tree = UnifiedBlockTree(settings.hash_map_order, settings.reuse.key_form)
@@ -116,7 +116,7 @@ class BlockManager:
             clock,
             settings.eviction.secondary_offload_min_priority,
             settings.layers.indexer_k_cache,
-            self._listener,
+            self.listener,
         )
 
     def _num_placeholders(self, linear: LinearAttentionMetadata) -> int:

@@ -66,6 +66,7 @@ class SequenceAdmission:
     def add_batch(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> None:
         """Give every request a sequence, and tell it how much of its prompt is cached."""
         plans, lengths = self._plan_batch(request_infos, llm_requests)
+        self._tell_listener(request_infos, llm_requests)
         sequences = [
             self._create_sequence(info, request) for info, request in zip(request_infos, llm_requests, strict=True)
         ]
@@ -195,6 +196,16 @@ class SequenceAdmission:
             self._enable_block_reuse,
             max_matched_tokens,
         )
+
+    def _tell_listener(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> None:
+        """Tell what each window has by itself, which costs a second look-up."""
+        listener = self._block_manager.listener
+        if listener is None or not self._enable_block_reuse:
+            return
+        batch = list(zip(request_infos, llm_requests, strict=True))
+        for window_size, manager in self._widest_first:
+            for claim in self._plan_window(window_size, manager, batch, [MAX_INT32] * len(batch)):
+                listener.on_match(claim.request.request_id, window_size, claim.matched, claim.prepopulated_len)
 
     def _num_connector_tokens(self, request: LlmRequest, num_computed_tokens: int) -> int:
         if self._connector_manager is None or request.is_dummy_request:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.replay.causes.explained import BLOCK, explained, rows, trace_of
+from tests.replay.causes.match_oracle import OracleObserver
 from tests.replay.trace_builders import random_requests, token_request
 from trtkv.blocks.block_listener import RemovalReason
 from trtkv.errors import InvalidInputError, LogicError
@@ -56,6 +57,23 @@ def test_part_of_a_longer_block_is_not_found_without_partial_reuse():
 def test_shorter_block_is_not_found_without_partial_reuse():
     result = explained(trace_of(P[:6], [*P[:6], 9, 9, 9]), partial_reuse=False)
     assert rows(result)[1] == {"hit": 4, "partial_block": 2, "cold": 3}
+
+
+def test_last_token_that_begins_a_block_longer_than_what_was_found_is_part_of_a_block():
+    # The last token of request 2 is in one of the two blocks that begin like its own only.
+    result = explained(trace_of(P, [*P[:5], 9, 9, 9], P[:6]), partial_reuse=False)
+    assert rows(result)[2] == {"hit": 4, "partial_block": 2}
+
+
+def test_the_last_token_alone_in_its_block_is_computed_though_a_block_begins_with_it():
+    assert rows(explained(trace_of(P, P[:5]), partial_reuse=False))[1] == {"hit": 4, "last_token": 1}
+
+
+def test_the_last_token_is_that_of_the_window_that_has_all_others():
+    # Request 0 generates 16 15 ... 1. The full window finds all of that, the sliding one has let go of its beginning.
+    text = [*P, *range(16, 0, -1)]
+    requests = [token_request(0, P, 16), token_request(1, text[:15], 1)]
+    assert rows(explained(requests, windows=(None, 8)))[1] == {"hit": 4, "outside_window": 10, "last_token": 1}
 
 
 @pytest.mark.parametrize(
@@ -136,6 +154,23 @@ def test_block_evicted_while_its_request_waits():
     assert rows(alone)[4] == {"evicted": 8, "cold": 1}, "one request at a time is no lack of room"
 
 
+def test_block_evicted_by_the_call_in_which_the_wait_begins():
+    # As above, but 3 takes seven blocks for its prompt: four empty ones, then both of request 0 and one of request 1.
+    # 4 waits from this admission on.
+    requests = [*trace_of(P, Q, R), token_request(3, list(range(41, 69)), 1), token_request(4, [*P, 77], 1)]
+    result = explained(requests, blocks=10, live=2)
+    assert rows(result)[4] == {"deferred": 8, "cold": 1}
+    assert result.explanation.losses.by_kind == {LossKind(RemovalReason.EVICTED, 0, False): 8}
+
+
+def test_of_two_lost_blocks_that_begin_alike_the_one_lost_last_counts():
+    # 6 blocks. 1 takes the block of request 0 over and continues it. 2 and 3 need four blocks each, and 3 evicts it.
+    others = list(range(50, 62)), list(range(70, 82))
+    result = explained(trace_of([1, 2, 3, 4], [1, 2, 5, 6], *others, [1, 2, 7]), blocks=6)
+    assert rows(result)[4] == {"evicted": 2, "cold": 1}
+    assert result.explanation.losses.by_request == {3: 2}
+
+
 def test_request_that_never_fits_is_refused():
     result = explained(trace_of(P, list(range(100, 160)), [*P, 9]), blocks=8)
     assert rows(result) == [{"cold": 8}, {"refused": 60}, {"hit": 8, "cold": 1}]
@@ -179,8 +214,16 @@ def test_generated_text_that_slid_out_of_a_window_before_it_could_be_stored():
     assert rows(explained(requests))[1] == {"hit": 16, "cold": 1}
 
 
+def test_tokens_that_each_window_has_but_not_at_one_length():
+    # 12 blocks. Request 1 evicts the end of request 0 from the full window and its beginning from the sliding one, to
+    # which the end is still of use.
+    prompt = list(range(100, 132))
+    result = explained(trace_of(prompt, list(range(200, 229)), [*prompt, 1]), windows=(None, 8), blocks=12)
+    assert rows(result)[2] == {"outside_window": 16, "evicted": 16, "cold": 1}
+
+
 @pytest.mark.parametrize("seed", range(60))
-def test_sums_are_exact_and_hits_are_foreseen_under_all_settings(seed):
+def test_sums_are_exact_and_hits_are_foreseen_under_all_settings(seed, monkeypatch):
     rng = random.Random(seed)
     requests = random_requests(
         rng, rng.randint(1, 60), max_output=rng.choice((0, 3, 12)), alphabet=rng.choice((2, 3)), max_length=40
@@ -198,7 +241,10 @@ def test_sums_are_exact_and_hits_are_foreseen_under_all_settings(seed):
     config = ReplayConfig(**settings)
     trace = RequestTrace("t", "tokens", None, requests)
     plain, _ = replay_trace(trace, config)
+    monkeypatch.setattr("trtkv.replay.closed_loop.run.CauseObserver", OracleObserver)
+    num_checked = OracleObserver.num_checked
     result, _ = replay_trace(trace, config, explain=True)
+    assert OracleObserver.num_checked - num_checked == result.counts.requests
     report = result.to_json()
     explanation = report.pop("explanation")
     assert report == plain.to_json()

@@ -104,12 +104,16 @@ def test_truncated_prompt_counts_as_evicted_by_nobodys_need():
 
 def test_what_happens_behind_the_back_of_the_observer_is_noticed():
     driver = Driver()
-    other = LlmRequest(99, [*P, 9], 1)
-    driver.manager.add_sequence_batch([(99, 9, 1)], [other])
+    other = driver.requests[0] = LlmRequest(0, [*P, 9], 1)
+    with pytest.raises(LogicError, match="request 0 is admitted, but its observer was not told"):
+        driver.manager.add_sequence_batch([(0, 9, 1)], [other])
+    driver.observer.admit([other])
+    driver.manager.add_sequence_batch([(0, 9, 1)], [other])
+    driver.observer.admitted([other])
     other.set_context_current_position(9)
     other.set_state(LlmRequestState.GENERATION_IN_PROGRESS)
-    driver.manager.remove_sequence(99, other)
-    with pytest.raises(LogicError, match="request 0 found 8 tokens, its history says 0"):
+    driver.manager.remove_sequence(0, other)  # the observer does not hear of what is stored
+    with pytest.raises(LogicError, match="request 1 found block 0, which its observer has not seen coming"):
         driver.serve([*P, 9])
 
 

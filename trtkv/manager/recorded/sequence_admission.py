@@ -23,6 +23,7 @@ class RecordedSequenceAdmission(SequenceAdmission):
         """Give every request a sequence, and tell it how much of its prompt is cached."""
         batch = list(zip(request_infos, llm_requests, strict=True))
         sequences = [self._create_sequence(info, request) for info, request in batch]
+        self._tell_listener(request_infos, llm_requests)
         totals: list[list[BatchSeqStats]] = [[] for _ in sequences]
         for window_size, manager in self._widest_first:
             limits = [sequence.current_prepopulated_prompt_len for sequence in sequences]

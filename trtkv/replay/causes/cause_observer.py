@@ -1,38 +1,44 @@
 """CauseObserver: follows what a manager's tree holds, and says of every prompt token why it was found or not.
 
-It is told of each call, before and after, and listens to what leaves the tree. Before each admission it works out from
-its own history what will be found, and refuses to go on when the manager finds something else.
+It is told of each call, before and after, and listens to what is found and to what leaves the tree. It refuses to go on
+when the manager finds a block that it has not seen coming.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from trtkv.blocks.block_listener import RemovalReason
-from trtkv.common import MAX_INT32, RequestId, WindowSize
+from trtkv.common import RequestId, WindowSize
 from trtkv.errors import LogicError, check
 from trtkv.keys.block_key import PackedKey, build_block_keys
 from trtkv.replay.causes.cause_counts import CauseCounts
 from trtkv.replay.causes.causes import Cause
 from trtkv.replay.causes.key_history import UNKNOWN, KeyHistory, TokenLoader
 from trtkv.replay.causes.miss_causes import Holders, MissCauses, PromptPath, Segment
-from trtkv.replay.causes.node_links import NodeLinks
 from trtkv.replay.causes.token_history import TokenHistory
-from trtkv.replay.causes.window_history import Match, Moment, WindowHistory
+from trtkv.replay.causes.window_history import Moment, WindowHistory
 from trtkv.window_block_manager.storing import usable_tokens
 
 if TYPE_CHECKING:
     from trtkv.blocks.kv_cache_block import KVCacheBlock
     from trtkv.manager.kv_cache_manager import KVCacheManager
     from trtkv.records.llm_request import LlmRequest
+    from trtkv.window_block_manager import WindowBlockManager
 
 
-class _Expected(NamedTuple):
-    """What the history says about a request that is about to be admitted."""
+class _Arrival:
+    """A request that is about to be admitted."""
 
-    found: int
-    segments: list[Segment]
+    __slots__ = ("alone", "request", "segments")
+
+    def __init__(self, request: LlmRequest) -> None:
+        self.request = request
+        self.alone: list[int] = []
+        """Tokens that each window has by itself, as far as the windows were asked."""
+        self.segments: list[Segment] = []
+        """Tokens that some window lacks."""
 
 
 class CauseObserver:
@@ -49,29 +55,42 @@ class CauseObserver:
         """The widest first."""
         self._tokens_per_block = tokens_per_block
         self._history = KeyHistory(tokens_per_block, load_tokens)
-        self._links = NodeLinks(self._history)
         self._holders = Holders()
         self._tokens = TokenHistory(load_tokens) if has_constraints else None
+        self._arrivals: dict[RequestId, _Arrival] = {}
         self._paths: dict[RequestId, list[int]] = {}
         self._waiting_since: dict[RequestId, int] = {}
         self._num_calls = 0
         self._allocating_for: RequestId = UNKNOWN
         self._in_decode = False
 
-    def watch(self, manager: KVCacheManager) -> None:
+    def watch(
+        self, manager: KVCacheManager, make_window: Callable[[WindowBlockManager], WindowHistory] = WindowHistory
+    ) -> None:
         """Begin with an empty manager that has this as its listener."""
         check(not self.windows, "an observer watches one manager")
         blocks = manager.block_manager
-        self._manager = manager
         self._tree = blocks.lookup_tree
-        self.windows = [
-            WindowHistory(window, self._history, self._links)
-            for window in reversed(blocks.window_block_managers.values())
-        ]
+        self.windows = [make_window(window) for window in reversed(blocks.window_block_managers.values())]
         self._window_of_size = {window.settings.window_size: window for window in self.windows}
         self._causes = MissCauses(self._tokens_per_block, self._history, self.windows, self._holders)
 
     # -- what the manager says -------------------------------------------------------------------------
+
+    def on_match(
+        self, request_id: RequestId, window_size: WindowSize, blocks: Sequence[KVCacheBlock], num_tokens: int
+    ) -> None:
+        """A window has so much of a prompt; when all have said so, its other tokens get their causes."""
+        arrival = self._arrivals.get(request_id)
+        if arrival is None:
+            raise LogicError(f"request {request_id} is admitted, but its observer was not told")
+        window = self._window_of_size[window_size]
+        for block in blocks:
+            known = block.is_placeholder or window.get_node(block) is not None
+            check(known, f"request {request_id} found block {block.block_id}, which its observer has not seen coming")
+        arrival.alone.append(num_tokens)
+        if len(arrival.alone) == len(self.windows):
+            self._explain(arrival)
 
     def on_allocation(self, request_id: RequestId, window_size: WindowSize) -> None:
         """Blocks taken from now on are for this request."""
@@ -95,29 +114,21 @@ class CauseObserver:
         """A request whose turn it is finds no room; the first time counts."""
         self._waiting_since.setdefault(request_id, self._num_calls + 1)
 
-    def admit(self, requests: Sequence[LlmRequest]) -> list[_Expected]:
-        """A batch is about to be admitted; the result is for ``admitted``."""
+    def admit(self, requests: Sequence[LlmRequest]) -> None:
+        """A batch is about to be admitted."""
         self._num_calls += 1
         self._in_decode = False
-        expected = []
-        for request in requests:
-            path = PromptPath(request, self._tokens_per_block, self._tree.key_form, self._history)
-            found, alone = self._match(path)
-            segments = list(self._causes.explain(path, found, alone))
-            expected.append(_Expected(found, self._refine(request, path.num_tokens, segments)))
-            self._paths[request.request_id] = self._add_nodes(request, path)
-            self._holders.add_batch(self._paths[request.request_id])
-        return expected
+        self._arrivals = {request.request_id: _Arrival(request) for request in requests}
 
-    def admitted(self, requests: Sequence[LlmRequest], expected: Sequence[_Expected]) -> None:
-        """The batch was admitted. Raises LogicError if anything else was found than expected."""
+    def admitted(self, requests: Sequence[LlmRequest]) -> None:
+        """The batch was admitted."""
         self._holders.end_batch([self._paths[request.request_id] for request in requests])
-        for request, (found, segments) in zip(requests, expected, strict=True):
-            if request.prepopulated_prompt_len != found:
-                raise LogicError(
-                    f"request {request.request_id} found {request.prepopulated_prompt_len} tokens, its history says "
-                    f"{found}"
-                )
+        for request in requests:
+            arrival = self._arrivals.pop(request.request_id)
+            found = request.prepopulated_prompt_len
+            num_cut = min(arrival.alone) - found  # every window has these, but not all at one length
+            check(num_cut == 0 or (num_cut > 0 and len(self.windows) > 1), "windows have less than was found")
+            segments = [Segment(Cause.OUTSIDE_WINDOW, num_cut), *arrival.segments] if num_cut else arrival.segments
             self.counts.add(request.request_id, request.prompt_len, found, segments)
         self.counts.sample(self.windows)
 
@@ -152,25 +163,13 @@ class CauseObserver:
 
     # -- inside -----------------------------------------------------------------------------------------
 
-    def _match(self, path: PromptPath) -> tuple[int, list[int]]:
-        """Tokens that all windows give together, and those that each would give alone; the widest first."""
-        alone = [window.match(path.look_ups) for window in self.windows]
-        if len(self.windows) == 1:
-            return alone[0].num_tokens, [alone[0].num_tokens]
-        limit = MAX_INT32
-        matches: list[Match] = []
-        for window in self.windows:
-            matches.append(window.match(path.look_ups, limit))
-            limit = matches[-1].num_tokens
-        settled = self._manager.compatibility or not any(window.settings.is_swa for window in self.windows)
-        while not settled:
-            settled = True
-            for index, window in enumerate(self.windows):
-                if matches[index].depends_on_length and matches[index].num_tokens > limit:
-                    settled = False
-                    matches[index] = window.match(path.look_ups, limit)
-                    limit = min(limit, matches[index].num_tokens)
-        return limit, [match.num_tokens for match in alone]
+    def _explain(self, arrival: _Arrival) -> None:
+        """Causes of the tokens that some window lacks; requests of the batch that come next may share its nodes."""
+        request = arrival.request
+        path = PromptPath(request, self._tokens_per_block, self._tree.key_form, self._history)
+        arrival.segments = self._refine(request, path.num_tokens, self._causes.explain(path, arrival.alone))
+        self._paths[request.request_id] = self._add_nodes(request, path)
+        self._holders.add_batch(self._paths[request.request_id])
 
     def _add_nodes(self, request: LlmRequest, path: PromptPath) -> list[int]:
         nodes: list[int] = []

@@ -12,25 +12,18 @@ from trtkv.keys.block_key import PackedKey, build_block_keys
 from trtkv.records.llm_request import LlmRequest
 from trtkv.replay.causes.causes import Cause
 from trtkv.replay.causes.key_history import UNKNOWN, KeyHistory
-from trtkv.replay.causes.window_history import LookUp, Removal, WindowHistory
+from trtkv.replay.causes.window_history import Removal, WindowHistory
 
 
 class PromptPath:
     """A prompt as keys and nodes: whole blocks, and the started last one."""
 
-    __slots__ = ("keys", "look_ups", "nodes", "num_tokens")
+    __slots__ = ("keys", "nodes", "num_tokens")
 
     def __init__(self, request: LlmRequest, tokens_per_block: int, key_form: KeyForm, history: KeyHistory) -> None:
         self.num_tokens = request.prompt_len
         self.keys = build_block_keys(request, tokens_per_block, self.num_tokens, True, key_form)
         self.nodes = find_nodes(history, self.keys)
-        num_whole = (self.num_tokens - 1) // tokens_per_block
-        self.look_ups = [LookUp(node, key) for node, key in zip(self.nodes[:num_whole], self.keys, strict=False)]
-        """What admission looks up: all tokens but the last."""
-        if (self.num_tokens - 1) % tokens_per_block:
-            tail = build_block_keys(request, tokens_per_block, self.num_tokens - 1, True)[-1]
-            parent = self.nodes[num_whole - 1] if num_whole else 0
-            self.look_ups.append(LookUp(history.find(parent, tail), tail))
 
 
 def find_nodes(history: KeyHistory, keys: Sequence[PackedKey]) -> list[int]:
@@ -127,26 +120,20 @@ class MissCauses:
         self._windows = windows
         self._held = held
 
-    def explain(self, path: PromptPath, found: int, alone: Sequence[int]) -> Iterator[Segment]:
-        """Segments that cover all prompt tokens behind the first ``found``; cold ones come last.
+    def explain(self, path: PromptPath, alone: Sequence[int]) -> list[Segment]:
+        """Segments that cover all prompt tokens that some window lacks; cold ones come last.
 
-        ``alone``: the tokens that each window by itself would have given. A token belongs to the widest window that
-        lacks it.
+        ``alone``: the tokens that each window has by itself. A token belongs to the widest window that lacks it.
         """
         end = path.num_tokens
         segments: list[Segment] = []
-        for window, length in zip(self._windows, alone, strict=True):
-            start = max(found, length)
+        for window, start in zip(self._windows, alone, strict=True):
             if start < end:
-                segments = [*self._explain_in(window, path, found, start, end), *segments]
+                segments = [*self._explain_in(window, path, start, end), *segments]
                 end = start
-        if found < end:
-            yield Segment(Cause.OUTSIDE_WINDOW, end - found)
-        yield from segments
+        return segments
 
-    def _explain_in(
-        self, window: WindowHistory, path: PromptPath, found: int, start: int, end: int
-    ) -> Iterator[Segment]:
+    def _explain_in(self, window: WindowHistory, path: PromptPath, start: int, end: int) -> Iterator[Segment]:
         size = self._tokens_per_block
         first = start // size
         broken = self._find_break(window, path.nodes[:first]) if window.settings.is_swa else None
@@ -156,7 +143,7 @@ class MissCauses:
             verdict = self._judge(window, node)
             if verdict is None:
                 parent = path.nodes[index - 1] if index else 0
-                yield from self._explain_part(window, path, parent, index, low, high, found, broken)
+                yield from self._explain_part(window, path, parent, index, low, high, start, broken)
                 if high < end:
                     yield _COLD.segment(end - high)
                 return

@@ -44,9 +44,9 @@ class ObservedManager:
         self._num_live += len(requests)
         self._last_admitted = requests[-1].request_id
         self._note_waiting()
-        expected = self._observer.admit(requests)
+        self._observer.admit(requests)
         self._manager.add_sequence_batch(request_infos, requests)
-        self._observer.admitted(requests, expected)
+        self._observer.admitted(requests)
 
     def store_context_blocks(self, request: LlmRequest, /) -> None:
         """Store a prompt."""

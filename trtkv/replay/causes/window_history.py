@@ -7,11 +7,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from trtkv.blocks.block_listener import RemovalReason
-from trtkv.common import MAX_INT32, PRIMARY_LEVEL, RequestId
+from trtkv.common import PRIMARY_LEVEL, RequestId
 from trtkv.errors import check
-from trtkv.keys.block_key import PackedKey, num_key_tokens, supports_partial_matching
-from trtkv.replay.causes.key_history import KeyHistory
-from trtkv.replay.causes.node_links import NodeLinks
 
 if TYPE_CHECKING:
     from trtkv.blocks.kv_cache_block import KVCacheBlock
@@ -58,25 +55,10 @@ class RemovalKind(NamedTuple):
     priority: int
 
 
-class LookUp(NamedTuple):
-    """One step of a look-up: a key and its node, if the history has it."""
-
-    node: int
-    key: PackedKey
-
-
-class Match(NamedTuple):
-    """What a window alone would give for a prompt."""
-
-    num_tokens: int
-    depends_on_length: bool
-    """Whether it is of use at this length only, since blocks before it are missing."""
-
-
 class WindowHistory:
     """Present blocks, and the last removal, by node. Changed by ``store``, ``remove``, ``move`` and ``use`` only."""
 
-    def __init__(self, manager: WindowBlockManager, history: KeyHistory, links: NodeLinks) -> None:
+    def __init__(self, manager: WindowBlockManager) -> None:
         self.manager = manager
         self.settings = manager.settings
         self.removals: Counter[RemovalKind] = Counter()
@@ -85,8 +67,6 @@ class WindowHistory:
         """Blocks moved to each level."""
         self.num_present = [0, 0]
         """Blocks in the tree by level."""
-        self._history = history
-        self._links = links
         self._levels = array("b")  # 0: absent, else level + 1
         self._used_admitted = array("i")
         self._used_tokens = array("q")
@@ -101,7 +81,6 @@ class WindowHistory:
         self._idle_tokens = array("q")
         self._columns = [value for value in vars(self).values() if isinstance(value, array)]
         self._node_of_block: dict[KVCacheBlock, int] = {}
-        self._block_of_node: dict[int, KVCacheBlock] = {}
 
     @property
     def num_allocated_tokens(self) -> int:
@@ -113,6 +92,10 @@ class WindowHistory:
     def is_present(self, node: int) -> bool:
         """Whether the window has a block in the tree at a node."""
         return 0 <= node < len(self._levels) and self._levels[node] > 0
+
+    def get_node(self, block: KVCacheBlock) -> int | None:
+        """Where a block stands in the tree; None if nothing is known of it."""
+        return self._node_of_block.get(block)
 
     def find_removal(self, node: int) -> Removal | None:
         """The last removal at a node, as of now; None if there was none."""
@@ -139,8 +122,6 @@ class WindowHistory:
         self.num_present[level] += 1
         self.num_stored += 1
         self._node_of_block[block] = node
-        self._block_of_node[node] = block
-        self._links.add(node)
         self.use(node, now)
 
     def use(self, node: int, now: Moment) -> None:
@@ -157,11 +138,9 @@ class WindowHistory:
         if node is None:
             check(False, f"block {block.block_id} leaves the tree, but nobody saw it come")
             return
-        del self._block_of_node[node]
         level = self._levels[node] - 1
         self._levels[node] = 0
         self.num_present[level] -= 1
-        self._links.remove(node)
         self.removals[RemovalKind(reason, level, block.priority)] += 1
         self._removed_reason[node] = _REASONS.index(reason) + 1
         self._removed_level[node] = level
@@ -187,48 +166,3 @@ class WindowHistory:
             more = max(node + 1 - have, have // 8, 1024)
             for column in self._columns:
                 column.frombytes(bytes(column.itemsize * more))
-
-    # -- what admission would find --------------------------------------------------------------------
-
-    def match(self, look_ups: list[LookUp], most_tokens: int = MAX_INT32) -> Match:
-        """Tokens that this window would give, worked out from this history alone. Changes nothing."""
-        is_swa, window_size, levels = self.settings.is_swa, self.settings.window_size, self._levels
-        num_known = len(levels)
-        tokens = safe = end_of_last_hole = 0
-        has_hole = False
-        parent = 0
-        for node, key in look_ups:
-            num_tokens = num_key_tokens(key)
-            if 0 <= node < num_known and levels[node]:
-                is_hole = False
-            elif not self._links.exists(node):
-                matched = self._match_part(parent, key)
-                end = tokens + matched
-                if matched and end <= most_tokens and (not end_of_last_hole or end >= end_of_last_hole + window_size):
-                    safe, has_hole = end, end_of_last_hole > 0
-                break
-            else:
-                is_hole = True
-            if tokens + num_tokens > most_tokens or (is_hole and not is_swa):
-                break
-            tokens += num_tokens
-            if is_hole:
-                end_of_last_hole = tokens
-            if not end_of_last_hole or tokens >= end_of_last_hole + window_size:
-                safe, has_hole = tokens, end_of_last_hole > 0
-            parent = node
-        return Match(safe, has_hole)
-
-    def _match_part(self, parent: int, key: PackedKey) -> int:
-        """Tokens that the best usable child shares with a key that has no node of its own."""
-        settings = self.settings
-        if not settings.enable_partial_reuse or not supports_partial_matching(key) or not self._links.exists(parent):
-            return 0
-        for num_tokens, node in self._history.find_siblings(parent, key):
-            if self.is_present(node) and (settings.copy_on_partial_reuse or self._is_idle_leaf(node)):
-                return num_tokens
-        return 0
-
-    def _is_idle_leaf(self, node: int) -> bool:
-        block = self._block_of_node[node]
-        return not block.has_refs and block.is_leaf
