@@ -55,6 +55,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
             "traces.prefixes.*",
             "traces.formats.*",
             "traces.trace_reader",
+            "traces.conversion",
             "traces.read_requests",
             "traces.info.*",
             "traces.generate.*",

@@ -8,12 +8,14 @@ from typing import Annotated
 import typer
 
 from trtkv.commands.output_files import open_output
+from trtkv.commands.trace_convert import convert
 from trtkv.commands.trace_info import info
 
 trace_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Make request traces, and show what one holds."
 )
 trace_app.command()(info)
+trace_app.command()(convert)
 
 
 class KindChoice(str, Enum):

@@ -32,6 +32,9 @@ FORMAT_NAMES: Final = (
 )
 """Format ``a-b`` is the ``FORMAT`` of the module ``a_b`` in this package, which is imported when it is needed."""
 
+WRITTEN_FORMATS: Final = ("mooncake", "tokens")
+"""Formats that a trace can be converted to."""
+
 
 def find_format(name: str) -> TraceFormat:
     """The format of this name. Raises InvalidInputError if it is not known."""
