@@ -118,7 +118,7 @@ def _load(
         faults=rows.faults,
         row_limit=limit,
         detected=f"{trace_format.name} ({reason})",
-        seconds_per_unit=trace_format.seconds_per_unit,
+        seconds_per_unit=trace_format.seconds_per_unit if any(request.is_timed for request in requests) else None,
         has_tokens=trace_format.has_tokens,
         warnings=trace_format.find_warnings(requests) if trace_format.find_warnings else (),
     )

@@ -55,6 +55,7 @@ def test_trtllm_bench() -> None:
     assert lengths(trace) == [3, 2, 4, 1]
     assert [request.constraints and request.constraints.lora_task_id for request in trace.requests] == [None] * 3 + [7]
     assert not any(request.is_timed for request in trace.requests)
+    assert read("guidellm.jsonl").seconds_per_unit is None
 
 
 def test_ids_need_no_tokenizer_and_text_says_its_line(tmp_path: Path) -> None:
