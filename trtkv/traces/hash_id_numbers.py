@@ -8,7 +8,7 @@ from typing import cast
 
 from trtkv.common import MAX_INT32
 from trtkv.errors import TraceFormatError
-from trtkv.traces.fields import HashId
+from trtkv.traces.fields import HashId, hash_ids
 
 
 class HashIdNumbers:
@@ -24,15 +24,18 @@ class HashIdNumbers:
         self._arrays: list[array[int]] = []
         self._dense: dict[HashId, int] | None = None
 
-    def add(self, ids: list[HashId]) -> array[int]:
-        """The array of a row; it may change in place when a later row makes ids dense."""
+    def add(self, ids: list[object], name: str) -> array[int]:
+        """The array of a row; it may change in place when a later row makes ids dense.
+
+        Raises RowFaultError, which calls the ids ``name``, for what is not an id, and keeps nothing of the row then.
+        """
         result = self._plain_array(ids)
         if result is None:
-            result = self._densify(ids)
+            result = self._densify(hash_ids({name: ids}, name))
         self._arrays.append(result)
         return result
 
-    def _plain_array(self, ids: list[HashId]) -> array[int] | None:
+    def _plain_array(self, ids: list[object]) -> array[int] | None:
         if self._dense is not None or not set(map(type, ids)) <= {int}:
             return None
         numbers = cast("list[int]", ids)

@@ -63,7 +63,7 @@ def read_hash_rows(rows: Rows, options: ReadOptions, *, is_delta: bool) -> list[
         input_length, output_length = fields.lengths(
             row, _key(row, "input_length"), _key(row, "output_length"), options.output_length
         )
-        ids = fields.hash_ids(row, "hash_ids")
+        ids = fields.items(row, "hash_ids")
         needed = ceil_div(input_length, block_size)
         if len(ids) != needed:
             raise RowFaultError(
@@ -71,11 +71,16 @@ def read_hash_rows(rows: Rows, options: ReadOptions, *, is_delta: bool) -> list[
                 f"needs {needed}; check the row and --block-size"
             )
         named = fields.hash_ids(row, "output_token_ids")[:output_length] if row.get("output_token_ids") else []
+        constraints = fields.key_constraints(row)
+        source = HashIdTokens(numbers.add(ids, "hash_ids"), block_size)
         links.add(link)
-        source = HashIdTokens(numbers.add(ids), block_size)
-        output = PositionTokens(numbers.add(named), block_size, input_length) if named else None
-        known = None if output is None else KnownOutput(output, len(named))
-        return Arrival(timestamp, input_length, output_length, source, fields.key_constraints(row), link, known)
+        known = None
+        if named:
+            output = PositionTokens(
+                numbers.add(cast("list[object]", named), "output_token_ids"), block_size, input_length
+            )
+            known = KnownOutput(output, len(named))
+        return Arrival(timestamp, input_length, output_length, source, constraints, link, known)
 
     arrivals = list(rows.records(convert))
     return numbered(arrivals if not links.name_others else map(_waits_only_as_named, arrivals))
