@@ -40,7 +40,7 @@ def make_value(tokens: array[int], position: int) -> float:
 
 
 @dataclass
-class FakeMemoryProgram:
+class MemoryProgram:
     """One random program. The draws do not depend on the engine, so two runs of a seed make the same calls."""
 
     seed: int
@@ -88,7 +88,7 @@ class FakeMemoryProgram:
         self._clock += 1
         return self._clock
 
-    def run(self, num_operations: int = 120) -> FakeMemoryProgram:
+    def run(self, num_operations: int = 120) -> MemoryProgram:
         """Draw and carry out operations; raises CorruptMemoryError."""
         operations = [self._add, self._step, self._step, self._step, self._step, self._rewind, self._remove]
         for _ in range(num_operations):
@@ -238,8 +238,8 @@ class FakeMemoryProgram:
                 )
 
 
-def run_program(seed: int, engine: CopyEngine | None = None, directory: Path | None = None) -> FakeMemoryProgram:
+def run_program(seed: int, engine: CopyEngine | None = None, directory: Path | None = None) -> MemoryProgram:
     """Run a program with memory, or with a NullCopyEngine and without memory when no engine is given."""
     if engine is None:
-        return FakeMemoryProgram(seed, NullCopyEngine(), directory, has_memory=False).run()
-    return FakeMemoryProgram(seed, engine, directory).run()
+        return MemoryProgram(seed, NullCopyEngine(), directory, has_memory=False).run()
+    return MemoryProgram(seed, engine, directory).run()

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the memory is a torch tensor")
 
 from tests.kernels.host_launcher import find_compiler, launch_on_host  # noqa: E402
-from tests.memory.fake_memory import CorruptMemoryError, run_program  # noqa: E402
+from tests.transfers.memory_program import CorruptMemoryError, run_program  # noqa: E402
 from trtkv.pools.kv_cache_block_pool import KVCacheBlockPool  # noqa: E402
 from trtkv.transfers.copy_engine import BlockCopy, CopyEngine  # noqa: E402
 from trtkv.transfers.cupy_copy_engine import CupyCopyEngine  # noqa: E402
