@@ -95,10 +95,7 @@ class FakeKvCacheManager:
         }
 
     @property
-    def block_manager(self) -> FakeKvCacheManager:
-        return self
-
-    def get_num_free_blocks_per_window_size(self) -> dict[int, int]:
+    def num_free_blocks_per_window_size(self) -> dict[int, int]:
         num_held = len({block for blocks in self.holds.values() for block in blocks})
         return {window: count - num_held for window, count in self.num_blocks.items()}
 
@@ -107,7 +104,7 @@ class FakeKvCacheManager:
         for blocks in self.holds.values():
             for block in blocks:
                 self._references[block] = self._references.get(block, 0) + 1
-        self._num_simulated_free = self.get_num_free_blocks_per_window_size()
+        self._num_simulated_free = self.num_free_blocks_per_window_size
 
     def scheduling_remove_sequence(self, request_id: int) -> None:
         if request_id not in self.holds:

@@ -21,7 +21,7 @@ class CppClass(NamedTuple):
     private: str = ""
     """Private methods worth finding again; in Python they may have a leading underscore."""
     also: str = ""
-    """Further place to look, for a class that is cut into parts."""
+    """Further places to look, for a class that is cut into parts; separated by spaces."""
     renamed: Mapping[str, tuple[str, str]] = {}
     """Method -> (attribute of the class, or ``module:Name`` or ``module:Class.name``; reason)."""
     not_ported: Mapping[str, str] = {}
@@ -98,6 +98,7 @@ BLOCK_MANAGER: Final = CppClass(
     name="BlockManager",
     header="kvCacheManager.h",
     python="trtkv.manager.block_manager:BlockManager",
+    also=f"trtkv.manager.kv_cache_manager:KVCacheManager {_PARTS}manager:WindowBlockManager",
     methods="""
         isEnableIndexerKCache() getIndexerKCacheQuantBlockSize() getIndexerKCacheIndexHeadDim()
         getIndexerKCacheUseFp4() isEnablePartialReuse() calculateWindowSizeToShare(..) allocatePools(..)
@@ -120,28 +121,8 @@ BLOCK_MANAGER: Final = CppClass(
         updateCacheBlockOffsetsAtIdx(..) adjustBlocksIfNeeded(..) truncateBlocks(..) resetReuseState()
     """,
     renamed={
-        "calculateWindowSizeToShare(..)": (
-            "trtkv.pools.capacity_estimation:calculate_window_size_to_share",
-            "pure arithmetic",
-        ),
-        "isEnableIndexerKCache()": (
-            _SETTINGS + "LayerSettings.indexer_k_cache",
-            "a setting; None when off",
-        ),
-        "getIndexerKCacheQuantBlockSize()": (
-            _SETTINGS + "LayerSettings.indexer_k_cache",
-            "a setting; None when off",
-        ),
-        "getIndexerKCacheIndexHeadDim()": (
-            _SETTINGS + "LayerSettings.indexer_k_cache",
-            "a setting; None when off",
-        ),
-        "getIndexerKCacheUseFp4()": (
-            _SETTINGS + "LayerSettings.indexer_k_cache",
-            "a setting; None when off",
-        ),
-        "isEnablePartialReuse()": (_SETTINGS + "ReuseSettings.enable_partial_reuse", "a setting"),
-        "addSequenceBatch(..)": (_MANAGER + "add_sequence_batch", "all windows plan before any of them changes"),
+        "getLinearAttentionMetadata()": (_SETTINGS + "LayerSettings.linear_attention_metadata", "a setting"),
+        "updateCacheBlockOffsetsAtIdx(..)": (_PARTS + "sequences:write_slot_at", "asked at the window"),
         "allocateBlock(..)": (_PARTS + "sequences:SequenceBlocks.allocate_block", "asked at the window"),
         "storeBlocks(..)": (_PARTS + "storing:BlockStorer.store_blocks", "asked at the window"),
         "setOffsets(..)": (
@@ -154,14 +135,6 @@ BLOCK_MANAGER: Final = CppClass(
         "getSizePerHeadForWindow(..)": ("pool_configurations", "one record per window"),
         "getWindowSizeMetadata(..)": ("window_sizes_metadata", "a mapping from window size"),
         "getMaxBlockPerSeqWhenSingleWindowSize()": (_MANAGER + "max_blocks_per_seq", "of the widest window"),
-        "findBlocksInReuseTreeByBlockKey(..)": (
-            _MANAGER + "find_blocks_in_reuse_tree_by_block_key",
-            "goes to the window itself",
-        ),
-        "findBlocksInReuseTreeByBlockKeys(..)": (
-            _MANAGER + "find_blocks_in_reuse_tree_by_block_keys",
-            "goes to the window itself",
-        ),
         "isPoolLayerFirst(..)": (
             _POOL + "layer_first_layout",
             "a field of the pool",
@@ -173,8 +146,6 @@ BLOCK_MANAGER: Final = CppClass(
         "getBlockSize(..)": (_POOL + "block_size", "a field of the pool"),
         "getPoolWindowSize(..)": (_POOL + "window_size", "a field of the pool"),
         "getRecurrentStatesPool()": ("get_pool", "the pool of the window RECURRENT_STATES"),
-        "allocatePools(..)": (_TENSORS + "allocate_pools", _MEMORY),
-        "releasePools()": (_TENSORS + "release_pools", _MEMORY),
         "getPrimaryPool(..)": (_POOL + "primary", "a field of the pool"),
         "getSecondaryPool(..)": (_POOL + "secondary", "a field of the pool"),
     },

@@ -151,7 +151,7 @@ def exists(target: str, cpp: CppClass) -> bool:
 
 def look_up(cpp: CppClass, method: str) -> Found:
     """What became of a method: its Python name, or what is wrong."""
-    places = (*owners(cpp.python), *(owners(cpp.also) if cpp.also else ()))
+    places = (*owners(cpp.python), *(owner for also in cpp.also.split() for owner in owners(also)))
     names = python_names(method)
     if method in cpp.private.split():
         names = (*names, *(f"_{name}" for name in names))

@@ -29,6 +29,7 @@ from trtkv.inspection.invariants import check_invariants
 from trtkv.keys.block_key import BlockKey, PackedKey, hash_block_key
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.records.llm_request import LlmRequest, LlmRequestState, MultimodalInput
+from trtkv.window_block_manager.sequences import write_slot_at
 
 
 def chain_hash(keys: Sequence[PackedKey]) -> int:
@@ -231,8 +232,8 @@ def test_a_replaced_block_is_stored_anew() -> None:
     request = finish_prompt(add(manager, make_request(1, 13)))
     manager.store_context_blocks(request)
     decode(manager, request, [5])
-    manager.block_manager.replace_shared_block(manager.get_sequence(1), 64, 0)
-    manager.block_manager.update_cache_block_offsets_at_idx(manager.get_sequence(1), 64, 0)
+    manager.block_manager.get_window_block_manager(64).replace_shared_block(manager.get_sequence(1), 0)
+    write_slot_at(manager.get_sequence(1).get_window(64), manager.get_sequence(1).beam_width, 0)
     add(manager, make_request(99, [77] * 16))
     manager.remove_sequence(99)  # which evicted the replaced block
     manager.store_blocks_for_reuse(1, request)

@@ -197,7 +197,7 @@ def test_keys_only_pools_have_half_the_bytes():
     both = KVCacheManager.from_arguments(**PLAIN).block_manager
     keys = KVCacheManager.from_arguments(**PLAIN, cache_type=CacheType.SELFKONLY).block_manager
     assert keys.pools[0].primary_shape == (8, 2, 1, 64)
-    assert both.primary_pool_bytes == 2 * keys.primary_pool_bytes
+    assert both.pools[0].primary_bytes == 2 * keys.pools[0].primary_bytes
 
 
 def test_scales_and_index_keys_have_pools_beside_the_others():

@@ -34,8 +34,8 @@ class BlockBudget:
         self._block_manager = block_manager
         self._sequences = sequences
         self._analyze_prefix_reuse = analyze_prefix_reuse
-        self._tokens_per_block = block_manager.tokens_per_block
-        self._is_cross = block_manager.cache_type is CacheType.CROSS
+        self._tokens_per_block = block_manager.settings.tokens_per_block
+        self._is_cross = block_manager.settings.layers.cache_type is CacheType.CROSS
         self._chunk_size = chunk_size
         self._max_beam_width = max_beam_width
         self._enable_block_reuse = enable_block_reuse
@@ -86,7 +86,7 @@ class BlockBudget:
         credit_reuse: bool,
     ) -> int:
         tokens_per_block = self._tokens_per_block
-        linear = self._block_manager.linear_attention_metadata
+        linear = self._block_manager.settings.layers.linear_attention_metadata
         if window_size == RECURRENT_STATES and linear is not None:
             return self._states_of_context(llm_request, linear)
         num_tokens = self._num_context_tokens(llm_request, window_size)
@@ -134,7 +134,7 @@ class BlockBudget:
         tokens_per_block = self._tokens_per_block
         sequence = find_sequence(self._sequences, llm_request.request_id)
         num_tokens = sequence.num_tokens
-        linear = self._block_manager.linear_attention_metadata
+        linear = self._block_manager.settings.layers.linear_attention_metadata
         if window_size == RECURRENT_STATES and linear is not None:
             return self._states_of_step(sequence, llm_request, linear)
         metadata = self._get_window_metadata(window_size)
@@ -167,7 +167,7 @@ class BlockBudget:
                 is_start = llm_request.is_context_init_state and llm_request.context_current_position == 0
                 return ceil_div(llm_request.encoder_output_len, self._tokens_per_block) if is_start else 0
             if window_size == RECURRENT_STATES:
-                linear = self._block_manager.linear_attention_metadata
+                linear = self._block_manager.settings.layers.linear_attention_metadata
                 if linear is None:
                     raise UnknownIdError("there is no recurrent window; ask for one of the attention windows")
                 return self._remaining_recurrent(llm_request, linear)
@@ -273,7 +273,7 @@ class BlockBudget:
 
     def _max_blocks_of(self, window_size: WindowSize, input_length: int, output_length: int) -> int:
         """Blocks that a sequence of these lengths holds at most in a window."""
-        linear = self._block_manager.linear_attention_metadata
+        linear = self._block_manager.settings.layers.linear_attention_metadata
         if window_size == RECURRENT_STATES and linear is not None:
             return linear.count_states(
                 input_length, self._tokens_per_block, self._enable_block_reuse, self._max_beam_width

@@ -4,45 +4,36 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from itertools import islice
 
 from trtkv.blocks.block_listener import BlockListener
-from trtkv.blocks.generation_request import GenerationRequest
 from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.blocks.radix_block_tree import UnifiedBlockTree
 from trtkv.checks import check_integer
 from trtkv.common import (
     RECURRENT_STATES,
     BlockId,
-    CacheType,
     KeyForm,
-    KvCacheTransferMode,
-    RequestId,
     WindowSize,
     ceil_div,
 )
-from trtkv.errors import InvalidInputError, UnknownIdError
+from trtkv.errors import UnknownIdError
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
-from trtkv.events.kv_cache_events import KVCacheCreatedData, KVCacheEvent
-from trtkv.keys.block_key import PackedKey
 from trtkv.pools.capacity_estimation import group_layers_by_window_size
 from trtkv.pools.kv_cache_block_pool import KVCacheBlockPool
 from trtkv.records.cache_settings import CacheSettings, refuse_key_form
 from trtkv.records.linear_attention import LinearAttentionMetadata
-from trtkv.records.llm_request import LlmRequest
-from trtkv.records.stats import KvCacheIterationStats
-from trtkv.records.window_size_metadata import PoolConfiguration, PrefixReuseSummary, WindowSizeMetadata
+from trtkv.records.window_size_metadata import PoolConfiguration, WindowSizeMetadata
 from trtkv.transfers.copy_engine import CopyEngine
 from trtkv.window_block_manager import WindowBlockManager
-from trtkv.window_block_manager.sequences import write_slot_at
 from trtkv.window_block_manager.settings import WindowSettings
 
 
 class BlockManager:
-    """All windows of one cache. C++: BlockManager.
+    """All windows of one cache, with the tree and the pools. C++: BlockManager.
 
     ``window_block_managers`` is keyed by window size, ascending; the recurrent window, being negative, comes
-    first. Block ids belong to a window.
+    first. ``pools`` are those of all windows in the same order. Block ids belong to a window, so what is done to a
+    block or a sequence of one window is asked of ``get_window_block_manager``.
     """
 
     def __init__(
@@ -72,7 +63,7 @@ class BlockManager:
             for index, window in enumerate(layers_per_window)
         }
         self.window_sizes_metadata = self._create_metadata()
-        self._pools: list[KVCacheBlockPool] = [
+        self.pools: list[KVCacheBlockPool] = [
             pool for manager in self.window_block_managers.values() for pool in manager.pools.pools
         ]
 
@@ -163,21 +154,6 @@ class BlockManager:
             ) from None
 
     @property
-    def tokens_per_block(self) -> int:
-        """Tokens of a block."""
-        return self.settings.tokens_per_block
-
-    @property
-    def cache_type(self) -> CacheType:
-        """What the cache holds."""
-        return self.settings.layers.cache_type
-
-    @property
-    def linear_attention_metadata(self) -> LinearAttentionMetadata | None:
-        """Sizes of recurrent states, if there are any."""
-        return self.settings.layers.linear_attention_metadata
-
-    @property
     def first_window_size(self) -> WindowSize:
         """The smallest window."""
         return next(iter(self.window_block_managers))
@@ -213,21 +189,11 @@ class BlockManager:
             for manager in self.window_block_managers.values()
         )
 
-    @property
-    def pools(self) -> list[KVCacheBlockPool]:
-        """Pools of all windows, narrowest window first."""
-        return self._pools
-
     def get_pool(self, pool_idx: int) -> KVCacheBlockPool:
         """A pool by its index over all windows, narrowest window first."""
-        if not 0 <= pool_idx < len(self._pools):
-            raise UnknownIdError(f"there is no pool {pool_idx}; pools run from 0 to {len(self._pools) - 1}")
-        return self._pools[pool_idx]
-
-    @property
-    def primary_pool_bytes(self) -> int:
-        """Bytes of all primary pools."""
-        return sum(pool.primary_bytes for pool in self._pools)
+        if not 0 <= pool_idx < len(self.pools):
+            raise UnknownIdError(f"there is no pool {pool_idx}; pools run from 0 to {len(self.pools) - 1}")
+        return self.pools[pool_idx]
 
     def get_block_by_id(self, block_id: BlockId, window_size: WindowSize) -> KVCacheBlock:
         """A block of a window."""
@@ -244,62 +210,6 @@ class BlockManager:
             for window, manager in self.window_block_managers.items()
         ]
 
-    # -- counts -------------------------------------------------------------------------------------
-
-    @property
-    def max_num_blocks(self) -> int:
-        """Primary and secondary blocks of all windows."""
-        return sum(manager.max_num_blocks for manager in self.window_block_managers.values())
-
-    @property
-    def num_primary_blocks(self) -> int:
-        """Primary blocks of all windows."""
-        return sum(manager.num_primary_blocks for manager in self.window_block_managers.values())
-
-    @property
-    def num_secondary_blocks(self) -> int:
-        """Secondary blocks of all windows."""
-        return sum(manager.num_secondary_blocks for manager in self.window_block_managers.values())
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Free primary blocks of all windows, cached ones included."""
-        return sum(manager.num_free_blocks for manager in self.window_block_managers.values())
-
-    @property
-    def num_free_secondary_blocks(self) -> int:
-        """Free secondary blocks of all windows, cached ones included."""
-        return sum(manager.num_free_secondary_blocks for manager in self.window_block_managers.values())
-
-    @property
-    def num_allocated_blocks(self) -> int:
-        """All blocks minus free primary ones."""
-        return self.max_num_blocks - self.num_free_blocks
-
-    @property
-    def num_alloc_total_blocks(self) -> int:
-        """Blocks taken since construction."""
-        return sum(manager.counters.alloc_total for manager in self.window_block_managers.values())
-
-    @property
-    def num_alloc_new_blocks(self) -> int:
-        """Blocks taken that had never held tokens."""
-        return sum(manager.counters.alloc_new for manager in self.window_block_managers.values())
-
-    @property
-    def num_reused_blocks(self) -> int:
-        """Context blocks found in the cache."""
-        return sum(manager.counters.reused for manager in self.window_block_managers.values())
-
-    @property
-    def num_missed_blocks(self) -> int:
-        """Context blocks not found in the cache."""
-        return sum(manager.counters.missed for manager in self.window_block_managers.values())
-
-    def get_num_free_blocks_per_window_size(self) -> dict[WindowSize, int]:
-        """Free primary blocks by window."""
-        return {window: manager.num_free_blocks for window, manager in self.window_block_managers.items()}
-
     def count_evictable_blocks(self) -> dict[WindowSize, tuple[int, int]]:
         """Cached blocks that nobody holds, by window: (primary, secondary). Walks the tree."""
         result = {}
@@ -308,198 +218,8 @@ class BlockManager:
             result[window] = (sum(levels), len(levels) - sum(levels))
         return result
 
-    def get_and_reset_iteration_stats(self) -> dict[WindowSize, KvCacheIterationStats]:
-        """Gauges, and counters since the last call, by window."""
-        return {
-            window: manager.get_and_reset_iteration_stats() for window, manager in self.window_block_managers.items()
-        }
-
-    # -- sequences ------------------------------------------------------------------------------------
-
-    def adjust_blocks_if_needed(self, sequence: GenerationRequest) -> None:
-        """Make room for the newest token in every window, narrowest first.
-
-        Where a copy engine fails, the token and what it got so far are taken back.
-        """
-        managers = self.window_block_managers.values()
-        for index, manager in enumerate(managers):
-            try:
-                manager.adjust_blocks_if_needed(sequence)
-            except Exception:
-                if not self.settings.compatibility:
-                    sequence.num_tokens -= 1
-                    manager.drop_unfinished_block(sequence)
-                    for done in islice(managers, index):
-                        if not sequence.num_tokens % self.settings.tokens_per_block:
-                            done.drop_last_position(sequence)
-                raise
-
-    def store_context_blocks(self, sequence: GenerationRequest, request: LlmRequest) -> None:
-        """Store full blocks computed so far in every window, widest first."""
-        for manager in reversed(self.window_block_managers.values()):
-            manager.store_context_blocks(sequence, request)
-
-    def store_new_block(self, sequence: GenerationRequest, request: LlmRequest) -> None:
-        """Store the newest full block in every window."""
-        for manager in self.window_block_managers.values():
-            manager.store_new_block(sequence, request)
-
-    def store_blocks_for_reuse(
-        self, sequence: GenerationRequest, request: LlmRequest, pin_blocks: bool = False
-    ) -> list[BlockId]:
-        """Store everything computed so far in every window; returns the ids pinned in the widest."""
-        pinned: list[BlockId] = []
-        for manager in self.window_block_managers.values():
-            pinned = manager.store_blocks_for_reuse(sequence, request, pin_blocks)
-        return pinned
-
-    def release_blocks(self, sequence: GenerationRequest, request: LlmRequest | None) -> None:
-        """Drop a sequence's blocks; with the request they are stored first.
-
-        Dummy requests, several beams and models with recurrent states store nothing here.
-        """
-        if request is not None and (
-            request.is_dummy_request or sequence.beam_width > 1 or self.linear_attention_metadata is not None
-        ):
-            request = None
-        for manager in self.window_block_managers.values():
-            manager.release_blocks(sequence, request)
-
-    def pin_blocks(self, request_id: RequestId) -> None:
-        """One reference more on every block a sequence holds, in every window."""
-        for manager in self.window_block_managers.values():
-            manager.pin_blocks(request_id)
-
-    def unpin_blocks_by_id(self, block_ids: Sequence[BlockId]) -> None:
-        """Drop one reference of each block; one window only, as ids belong to a window."""
-        if len(self.window_block_managers) != 1:
-            raise InvalidInputError(
-                f"blocks cannot be unpinned by id with windows {list(self.window_block_managers)}; "
-                "ids belong to a window, use a manager with one"
-            )
-        block_ids = [check_integer("block id", block_id) for block_id in block_ids]
-        self.window_block_managers[self.first_window_size].unpin_blocks_by_id(block_ids)
-
-    def copy_linear_attention_block(self, sequence: GenerationRequest, request: LlmRequest) -> bool:
-        """Carry recurrent states over a block boundary; whether a copy was issued."""
-        copied = [
-            manager.copy_linear_attention_block(sequence, request) for manager in self.window_block_managers.values()
-        ]
-        return any(copied)
-
-    def release_last_block(self, sequence: GenerationRequest, window_size: WindowSize) -> None:
-        """Drop the last block of a sequence in one window."""
-        self.get_window_block_manager(window_size).release_last_block(sequence)
-
-    def replace_shared_block(self, sequence: GenerationRequest, window_size: WindowSize, block_idx: int) -> None:
-        """Give beams blocks of their own at a position."""
-        self.get_window_block_manager(window_size).replace_shared_block(sequence, block_idx)
-
-    def update_cache_block_offsets_at_idx(
-        self, sequence: GenerationRequest, window_size: WindowSize, block_idx: int
-    ) -> None:
-        """Write the table entry of one position."""
-        write_slot_at(sequence.get_window(window_size), sequence.beam_width, block_idx)
-
-    def offload_block(
-        self,
-        block: KVCacheBlock,
-        window_size: WindowSize,
-        mode: KvCacheTransferMode = KvCacheTransferMode.DRAM,
-        directory: str = "",
-    ) -> None:
-        """Move a primary block to the secondary level."""
-        self.get_window_block_manager(window_size).offload_block(block, mode, directory)
-
-    def onboard_block(
-        self,
-        block: KVCacheBlock,
-        window_size: WindowSize,
-        mode: KvCacheTransferMode = KvCacheTransferMode.DRAM,
-        directory: str = "",
-    ) -> None:
-        """Bring a claimed secondary block to the primary level."""
-        self.get_window_block_manager(window_size).onboard_block(block, mode, directory)
-
-    # -- prefix walks -----------------------------------------------------------------------------------
-
-    def analyze_prefix_reuse(self, keys: Sequence[PackedKey]) -> PrefixReuseSummary:
-        """Count cached blocks for keys of full blocks; one window only. Changes nothing."""
-        if self.is_variable_window:
-            raise InvalidInputError(
-                f"a prefix summary needs one window, there are {list(self.window_block_managers)}; "
-                "ask for the budget of each window without a summary"
-            )
-        return self.window_block_managers[self.first_window_size].analyze_prefix_reuse(keys)
-
-    def truncate_blocks(self, keys: Sequence[PackedKey], num_tokens_to_keep: int) -> None:
-        """Drop cached blocks along a prefix behind the tokens to keep, in every window."""
-        for manager in self.window_block_managers.values():
-            manager.truncate_blocks(keys, num_tokens_to_keep)
-
     def reset_reuse_state(self) -> None:
         """Forget everything cached: an empty tree for all windows."""
         self.lookup_tree = UnifiedBlockTree(self.settings.hash_map_order, self.settings.reuse.key_form)
         for manager in self.window_block_managers.values():
             manager.reset_reuse_state(self.lookup_tree)
-
-    # -- scheduling and housekeeping -----------------------------------------------------------------------
-
-    def start_scheduling(self) -> None:
-        """Begin a simulation of removals."""
-        for manager in self.window_block_managers.values():
-            manager.start_scheduling()
-
-    def scheduling_release_blocks(self, request_id: RequestId) -> None:
-        """Simulate the removal of a sequence."""
-        for manager in self.window_block_managers.values():
-            manager.scheduling_release_blocks(request_id)
-
-    def scheduling_has_free_blocks(self, num_required: int, window_size: WindowSize) -> bool:
-        """Whether that many blocks of a window are free in the simulation."""
-        return self.get_window_block_manager(window_size).scheduling_has_free_blocks(num_required)
-
-    def refresh_blocks(self) -> None:
-        """Apply expiries and order compute work behind transfers."""
-        for manager in self.window_block_managers.values():
-            manager.refresh_blocks()
-
-    def sync_transfer_manager_with_buffer_manager(self) -> None:
-        """Order transfers behind compute work."""
-        for manager in self.window_block_managers.values():
-            manager.sync_transfer_manager_with_buffer_manager()
-
-    def flush_iteration_events(self) -> None:
-        """Hand collected events over to readers."""
-        if self._event_manager is not None:
-            self._event_manager.flush()
-
-    def get_latest_events(self, timeout_ms: float | None = None) -> list[KVCacheEvent]:
-        """Flushed events since the last call."""
-        if self._event_manager is None and self.settings.compatibility:
-            return []
-        return self._get_event_manager().get_events(timeout_ms)
-
-    def get_cached_block_events(self) -> list[KVCacheEvent]:
-        """Created events, then stored events of every cached block; all have the id of the last event so far."""
-        events = self._get_event_manager()
-        event_id, rank = events.next_event_id - 1, events.attention_dp_rank
-        managers = self.window_block_managers
-        created = [
-            KVCacheEvent(event_id, KVCacheCreatedData((m.num_primary_blocks, m.num_secondary_blocks)), window, rank)
-            for window, m in managers.items()
-        ]
-        return created + [
-            KVCacheEvent(event_id, data, window, rank)
-            for window, manager in managers.items()
-            for data in manager.describe_cached_blocks()
-        ]
-
-    def _get_event_manager(self) -> KVCacheEventManager:
-        if self._event_manager is None:
-            raise InvalidInputError("events are off; give the manager an event_manager (event_buffer_max_size > 0)")
-        return self._event_manager
-
-    def verify_queue_integrity(self, window_size: WindowSize) -> bool:
-        """Whether a window's queues are sound."""
-        return self.get_window_block_manager(window_size).verify_queue_integrity()

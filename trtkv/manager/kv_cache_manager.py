@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
@@ -15,20 +14,17 @@ from trtkv.checks import check_count, check_integer
 from trtkv.common import BlockId, CacheType, DataType, KeyForm, Priority, RequestId, TokenId, WindowSize
 from trtkv.errors import ConfigurationError, InvalidInputError, UnknownIdError
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
-from trtkv.events.kv_cache_events import KVCacheEvent
+from trtkv.events.kv_cache_events import KVCacheCreatedData, KVCacheEvent
 from trtkv.keys.block_key import (
     BlockKey,
     PackedKey,
-    build_block_keys,
     build_block_keys_of,
-    build_encoder_keys,
-    convert_keys,
-    hash_key_chain,
 )
 from trtkv.manager.behaviour import choose_classes
 from trtkv.manager.block_manager import BlockManager
+from trtkv.manager.call_rules import get_event_manager
 from trtkv.manager.offset_table_writer import OffsetTableWriter
-from trtkv.manager.sequence_admission import KvCacheConnectorManager, RequestInfo, check_same_request
+from trtkv.manager.sequence_admission import KvCacheConnectorManager, RequestInfo
 from trtkv.pools import capacity_estimation
 from trtkv.pools.pool_tensors import PoolTensors
 from trtkv.records.cache_settings import (
@@ -98,10 +94,12 @@ class KVCacheManager:
         self._max_beam_width = max_beam_width = limits.max_beam_width
         self._chunk_size = limits.max_sequence_length if limits.chunk_size is None else limits.chunk_size
         self._enable_block_reuse = enable_block_reuse = settings.reuse.enable_block_reuse
-        self._compatibility = compatibility = settings.compatibility
         self._lock = threading.RLock()
         self._sequences: dict[RequestId, GenerationRequest] = {}
-        classes = choose_classes(compatibility)
+        self._windows = list(manager.window_block_managers.values())  # narrowest first
+        self._event_manager = event_manager
+        classes = choose_classes(settings.compatibility)
+        self._rules = classes.rules(settings)
         self._budget = classes.budget(
             manager,
             self._sequences,
@@ -230,7 +228,7 @@ class KVCacheManager:
     @property
     def compatibility(self) -> bool:
         """Whether the recorded behaviour of the reference is reproduced, faults included."""
-        return self._compatibility
+        return self._settings.compatibility
 
     @property
     def tokens_per_block(self) -> int:
@@ -240,17 +238,17 @@ class KVCacheManager:
     @property
     def max_num_blocks(self) -> int:
         """Primary and secondary blocks of all windows."""
-        return self._block_manager.max_num_blocks
+        return sum(manager.max_num_blocks for manager in self._windows)
 
     @property
     def used_num_blocks(self) -> int:
         """All blocks minus free primary ones."""
-        return self._block_manager.num_allocated_blocks
+        return self.max_num_blocks - self.num_free_blocks
 
     @property
     def num_free_blocks(self) -> int:
         """Free primary blocks of all windows, cached ones included."""
-        return self._block_manager.num_free_blocks
+        return sum(manager.num_free_blocks for manager in self._windows)
 
     @property
     def num_pools(self) -> int:
@@ -260,22 +258,22 @@ class KVCacheManager:
     @property
     def num_reused_blocks(self) -> int:
         """Context blocks found in the cache since construction."""
-        return self._block_manager.num_reused_blocks
+        return sum(manager.counters.reused for manager in self._windows)
 
     @property
     def num_missed_blocks(self) -> int:
         """Context blocks not found in the cache since construction."""
-        return self._block_manager.num_missed_blocks
+        return sum(manager.counters.missed for manager in self._windows)
 
     @property
     def num_alloc_total_blocks(self) -> int:
         """Blocks taken since construction."""
-        return self._block_manager.num_alloc_total_blocks
+        return sum(manager.counters.alloc_total for manager in self._windows)
 
     @property
     def num_alloc_new_blocks(self) -> int:
         """Blocks taken that had never held tokens."""
-        return self._block_manager.num_alloc_new_blocks
+        return sum(manager.counters.alloc_new for manager in self._windows)
 
     @property
     def enable_block_reuse(self) -> bool:
@@ -318,12 +316,12 @@ class KVCacheManager:
     @property
     def cross_kv(self) -> bool:
         """Whether the cache holds encoder states for cross attention."""
-        return self._block_manager.cache_type is CacheType.CROSS
+        return self.cache_type is CacheType.CROSS
 
     @property
     def cache_type(self) -> CacheType:
         """What the cache holds."""
-        return self._block_manager.cache_type
+        return self._settings.layers.cache_type
 
     @property
     def max_beam_width(self) -> int:
@@ -374,7 +372,7 @@ class KVCacheManager:
     @property
     def num_free_blocks_per_window_size(self) -> dict[WindowSize, int]:
         """Free primary blocks by window."""
-        return self._block_manager.get_num_free_blocks_per_window_size()
+        return {manager.window_size: manager.num_free_blocks for manager in self._windows}
 
     @property
     def num_extra_kv_tokens(self) -> int:
@@ -468,9 +466,17 @@ class KVCacheManager:
             sequence = self._sequences.get(request_id)
             if sequence is None:
                 return
-            if llm_request is not None and not self._compatibility:
-                check_same_request(request_id, llm_request)
-            self._block_manager.release_blocks(sequence, llm_request if self._enable_block_reuse else None)
+            if llm_request is not None:
+                self._rules.check_request(request_id, llm_request)
+                if (
+                    not self._enable_block_reuse
+                    or llm_request.is_dummy_request
+                    or sequence.beam_width > 1
+                    or self._settings.layers.linear_attention_metadata is not None
+                ):
+                    llm_request = None  # nothing is stored
+            for manager in self._windows:
+                manager.release_blocks(sequence, llm_request)
             del self._sequences[request_id]
 
     # -- storing, pins, truncation ------------------------------------------------------------------------
@@ -483,14 +489,16 @@ class KVCacheManager:
         with self._lock:
             sequence = self._sequences.get(llm_request.request_id)
             if sequence is not None and self._enable_block_reuse and not llm_request.is_dummy_request:
-                self._block_manager.store_context_blocks(sequence, llm_request)
+                for manager in reversed(self._windows):
+                    manager.store_context_blocks(sequence, llm_request)
 
     def store_new_block(self, llm_request: LlmRequest) -> None:
         """Store the newest block if the newest token has just opened the next one. C++: storeNewBlock."""
         with self._lock:
             sequence = self.get_sequence(llm_request.request_id)
             if sequence.beam_width == 1 and self._enable_block_reuse:
-                self._block_manager.store_new_block(sequence, llm_request)
+                for manager in self._windows:
+                    manager.store_new_block(sequence, llm_request)
 
     def store_blocks_for_reuse(
         self, request_id: RequestId, llm_request: LlmRequest, pin_blocks: bool = False
@@ -498,20 +506,29 @@ class KVCacheManager:
         """Store everything computed so far; returns the ids pinned in the widest window. C++: storeBlocksForReuse."""
         with self._lock:
             sequence = self.get_sequence(request_id)
-            if not self._compatibility:
-                check_same_request(request_id, llm_request)
-            return self._block_manager.store_blocks_for_reuse(sequence, llm_request, pin_blocks)
+            self._rules.check_request(request_id, llm_request)
+            pinned: list[BlockId] = []
+            for manager in self._windows:
+                pinned = manager.store_blocks_for_reuse(sequence, llm_request, pin_blocks)
+            return pinned
 
     def pin_blocks(self, request_id: RequestId) -> None:
         """One reference more on every block a sequence holds, so that they outlive it. C++: pinBlocks."""
         with self._lock:
             self.get_sequence(request_id)
-            self._block_manager.pin_blocks(request_id)
+            for manager in self._windows:
+                manager.pin_blocks(request_id)
 
     def unpin_blocks_by_id(self, block_ids: Sequence[BlockId]) -> None:
         """Drop one reference of each block; one window only. C++: unpinBlocksById."""
+        if self.is_variable_window:
+            raise InvalidInputError(
+                f"blocks cannot be unpinned by id with windows {list(self.window_sizes_metadata)}; "
+                "ids belong to a window, use a manager with one"
+            )
+        block_ids = [check_integer("block id", block_id) for block_id in block_ids]
         with self._lock:
-            self._block_manager.unpin_blocks_by_id(block_ids)
+            self._windows[0].unpin_blocks_by_id(block_ids)
 
     def truncate_blocks(self, target_tokens: Iterable[TokenId], num_tokens_to_keep: int) -> None:
         """Drop what is cached of a token sequence behind a prefix, with everything below. C++: truncateBlocks.
@@ -524,7 +541,8 @@ class KVCacheManager:
         width = self._tokens_per_block
         keys: list[PackedKey] = [tokens[i : i + width].tobytes() for i in range(0, len(tokens), width)]
         with self._lock:
-            self._block_manager.truncate_blocks(keys, num_tokens_to_keep)
+            for manager in self._windows:
+                manager.truncate_blocks(keys, num_tokens_to_keep)
 
     def reset_reuse_state(self) -> None:
         """Forget everything cached. C++: resetReuseState."""
@@ -536,11 +554,13 @@ class KVCacheManager:
 
         C++: copyLinearAttentionBlock.
         """
-        if not self._enable_block_reuse and (self._compatibility or llm_request.request_id not in self._sequences):
+        is_known = llm_request.request_id in self._sequences
+        if not self._enable_block_reuse and not (is_known and self._rules.copies_states_without_reuse):
             return False
         with self._lock:
             sequence = self.get_sequence(llm_request.request_id)
-            return self._block_manager.copy_linear_attention_block(sequence, llm_request)
+            copied = [manager.copy_linear_attention_block(sequence, llm_request) for manager in self._windows]
+        return any(copied)
 
     def copy_linear_attention_block_batch(self, llm_requests: Iterable[LlmRequest]) -> bool:
         """``copy_linear_attention_block`` for each request; whether any copy was issued."""
@@ -570,13 +590,7 @@ class KVCacheManager:
             size = self._tokens_per_block
             keys = build_block_keys_of(llm_request, tokens, size, limit * size, False)
             blocks = window.held[:: llm_request.beam_width][:limit]
-            if not self._compatibility:
-                return _commit_hashes(blocks, keys, size, self.key_form)
-            for block, key in zip(blocks, keys, strict=True):
-                if not block.is_full:
-                    block.set_block_key(key, is_full=True)
-                    block.compute_hash()
-            return [block.hash for block in blocks]
+            return self._rules.commit_hashes(blocks, keys)
 
     # -- budgets --------------------------------------------------------------------------------------------
 
@@ -589,9 +603,7 @@ class KVCacheManager:
         check_count("draft_token_reserve", draft_token_reserve)
         self._budget.num_extra_kv_tokens = num_extra_kv_tokens
         self._budget.draft_token_reserve = draft_token_reserve
-        if not self._compatibility:
-            for manager in self._block_manager.window_block_managers.values():
-                manager.sequences.rewind_reserve = draft_token_reserve
+        self._rules.set_rewind_reserve(self._windows, draft_token_reserve)
 
     def analyze_prefix_reuse(
         self, llm_request: LlmRequest, tokens: Sequence[TokenId] | None = None
@@ -601,20 +613,13 @@ class KVCacheManager:
         A cross cache counts those of the encoder input, whatever is given. Changes nothing. C++: analyzePrefixReuse.
         """
         with self._lock:
-            if self.cross_kv and not self._compatibility:
-                encoder_tokens = llm_request.encoder_tokens or array("i")
-                keys = build_encoder_keys(
-                    llm_request, encoder_tokens, self._tokens_per_block, len(encoder_tokens), False
+            keys = self._rules.build_summary_keys(llm_request, tokens)
+            if self.is_variable_window:
+                raise InvalidInputError(
+                    f"a prefix summary needs one window, there are {list(self.window_sizes_metadata)}; "
+                    "ask for the budget of each window without a summary"
                 )
-            elif tokens is None or tokens is llm_request.get_tokens(0):
-                size = llm_request.get_num_tokens(0)
-                keys = build_block_keys(llm_request, self._tokens_per_block, size, False, self.key_form)
-            else:
-                others = to_token_array(tokens)
-                keys = build_block_keys_of(
-                    llm_request, others, self._tokens_per_block, len(others), False, self.key_form
-                )
-            return self._block_manager.analyze_prefix_reuse(keys)
+            return self._windows[0].analyze_prefix_reuse(keys)
 
     def probe_prefix_match_length(self, llm_request: LlmRequest) -> int:
         """Prompt tokens that admission would find now: the minimum over windows. Changes and holds nothing."""
@@ -658,7 +663,7 @@ class KVCacheManager:
 
     def get_max_capacity_batch_size(self, input_length: int, output_length: int) -> int:
         """Sequences of these lengths that fit at once: the minimum over windows. C++: getMaxCapacityBatchSize."""
-        check_count("input_length", input_length, 0 if self._compatibility else 1)
+        check_count("input_length", input_length, self._rules.least_input_length)
         check_count("output_length", output_length)
         return self._budget.get_max_capacity_batch_size(input_length, output_length)
 
@@ -667,16 +672,18 @@ class KVCacheManager:
     def start_scheduling(self) -> None:
         """Begin a simulation of removals. C++: startScheduling."""
         with self._lock:
-            self._block_manager.start_scheduling()
+            for manager in self._windows:
+                manager.start_scheduling()
 
     def scheduling_remove_sequence(self, request_id: RequestId) -> None:
         """Simulate the removal of a sequence. C++: schedulingRemoveSequence."""
         with self._lock:
-            self._block_manager.scheduling_release_blocks(request_id)
+            for manager in self._windows:
+                manager.scheduling_release_blocks(request_id)
 
     def scheduling_has_free_blocks(self, num_required: int, window_size: WindowSize) -> bool:
         """Whether that many blocks of a window are free in the simulation."""
-        return self._block_manager.scheduling_has_free_blocks(num_required, window_size)
+        return self._block_manager.get_window_block_manager(window_size).scheduling_has_free_blocks(num_required)
 
     def scheduling_num_free_blocks(self, window_size: WindowSize) -> int:
         """Free blocks of a window in the simulation."""
@@ -788,7 +795,7 @@ class KVCacheManager:
 
     def release_pools(self) -> None:
         """Wait for transfers and let go of the tensors. C++: releasePools."""
-        self._block_manager.refresh_blocks()
+        self.refresh_blocks()
         self._pool_tensors.release_pools()
 
     def get_buffers(self, layer_idx: int, kv_layout: str | None = None) -> torch.Tensor:
@@ -803,8 +810,9 @@ class KVCacheManager:
 
     def flush_iteration_events(self) -> None:
         """Hand collected events over to readers; call once per iteration. C++: flushIterationEvents."""
-        with self._lock:
-            self._block_manager.flush_iteration_events()
+        if self._event_manager is not None:
+            with self._lock:
+                self._event_manager.flush()
 
     def get_latest_events(self, timeout_ms: float | None = None) -> list[KVCacheEvent]:
         """Flushed events since the last call, oldest first. C++: getLatestEvents.
@@ -812,7 +820,7 @@ class KVCacheManager:
         With a timeout, waits for a flush if there are none; without one, or with 0, returns at once what is there.
         Raises InvalidInputError for a manager without an event manager.
         """
-        return self._block_manager.get_latest_events(timeout_ms)
+        return self._rules.get_latest_events(self._event_manager, timeout_ms)
 
     def get_cached_block_events(self) -> list[KVCacheEvent]:
         """Created and stored events that describe the cache as it is now, for a listener that starts late or lost some.
@@ -820,22 +828,39 @@ class KVCacheManager:
         All have the id of the last event so far, so a listener goes on with the next one. Changes nothing.
         """
         with self._lock:
-            return self._block_manager.get_cached_block_events()
+            events = get_event_manager(self._event_manager)
+            event_id, rank = events.next_event_id - 1, events.attention_dp_rank
+            created = [
+                KVCacheEvent(
+                    event_id,
+                    KVCacheCreatedData((manager.num_primary_blocks, manager.num_secondary_blocks)),
+                    manager.window_size,
+                    rank,
+                )
+                for manager in self._windows
+            ]
+            return created + [
+                KVCacheEvent(event_id, data, manager.window_size, rank)
+                for manager in self._windows
+                for data in manager.describe_cached_blocks()
+            ]
 
     def refresh_blocks(self) -> None:
         """Apply expired durations, and order compute work behind transfers. C++: refreshBlocks."""
         with self._lock:
-            self._block_manager.refresh_blocks()
+            for manager in self._windows:
+                manager.refresh_blocks()
 
     def sync_transfer_manager_with_buffer_manager(self) -> None:
         """Order transfers behind compute work."""
         with self._lock:
-            self._block_manager.sync_transfer_manager_with_buffer_manager()
+            for manager in self._windows:
+                manager.sync_transfer_manager_with_buffer_manager()
 
     def verify_queue_integrity(self, window_size: WindowSize) -> bool:
         """Whether a window's queues hold free blocks of their level only."""
         with self._lock:
-            return self._block_manager.verify_queue_integrity(window_size)
+            return self._block_manager.get_window_block_manager(window_size).verify_queue_integrity()
 
     def get_kv_cache_stats(self) -> KvCacheStats:
         """Totals since construction. C++: getKvCacheStats.
@@ -844,33 +869,29 @@ class KVCacheManager:
         ``max_num_blocks`` and ``used_num_blocks`` include it, as in the reference.
         """
         with self._lock:
-            return self._get_kv_cache_stats()
-
-    def _get_kv_cache_stats(self) -> KvCacheStats:
-        manager = self._block_manager
-        free = manager.num_free_blocks
-        most = manager.max_num_blocks if self._compatibility else manager.num_primary_blocks
-        reused, missed = manager.num_reused_blocks, manager.num_missed_blocks
-        return KvCacheStats(
-            max_num_blocks=most,
-            free_num_blocks=free,
-            used_num_blocks=most - free,
-            tokens_per_block=self._tokens_per_block,
-            alloc_total_blocks=manager.num_alloc_total_blocks,
-            alloc_new_blocks=manager.num_alloc_new_blocks,
-            reused_blocks=reused,
-            missed_blocks=missed,
-            cache_hit_rate=reused / (reused + missed) if reused else 0.0,
-            num_free_blocks_per_window_size=manager.get_num_free_blocks_per_window_size(),
-            allocated_bytes=manager.primary_pool_bytes,
-            secondary_max_num_blocks=manager.num_secondary_blocks,
-            secondary_free_num_blocks=manager.num_free_secondary_blocks,
-        )
+            free = self.num_free_blocks
+            most = sum(map(self._rules.count_blocks, self._windows))
+            reused, missed = self.num_reused_blocks, self.num_missed_blocks
+            return KvCacheStats(
+                max_num_blocks=most,
+                free_num_blocks=free,
+                used_num_blocks=most - free,
+                tokens_per_block=self._tokens_per_block,
+                alloc_total_blocks=self.num_alloc_total_blocks,
+                alloc_new_blocks=self.num_alloc_new_blocks,
+                reused_blocks=reused,
+                missed_blocks=missed,
+                cache_hit_rate=reused / (reused + missed) if reused else 0.0,
+                num_free_blocks_per_window_size=self.num_free_blocks_per_window_size,
+                allocated_bytes=sum(pool.primary_bytes for pool in self._block_manager.pools),
+                secondary_max_num_blocks=sum(manager.num_secondary_blocks for manager in self._windows),
+                secondary_free_num_blocks=sum(manager.num_free_secondary_blocks for manager in self._windows),
+            )
 
     def get_iteration_stats(self) -> dict[WindowSize, KvCacheIterationStats]:
         """Gauges, and counters since the last call, by window. C++: getIterationStats."""
         with self._lock:
-            return self._block_manager.get_and_reset_iteration_stats()
+            return {manager.window_size: manager.get_and_reset_iteration_stats() for manager in self._windows}
 
     calculate_max_num_blocks = staticmethod(capacity_estimation.calculate_max_num_blocks)
     calculate_max_block_requirements = staticmethod(capacity_estimation.calculate_max_block_requirements)
@@ -884,17 +905,3 @@ class KVCacheManager:
         capacity_estimation.calculate_cache_size_per_token_for_single_window_size
     )
     calculate_window_size_to_share = staticmethod(capacity_estimation.calculate_window_size_to_share)
-
-
-def _commit_hashes(
-    blocks: Sequence[KVCacheBlock], keys: list[PackedKey], tokens_per_block: int, key_form: KeyForm
-) -> list[int]:
-    """Chain hashes of keys of tokens; each block that is not cached takes its key, and a hash where it can."""
-    hashes = hash_key_chain(keys)
-    stored_keys = convert_keys(keys, tokens_per_block, key_form)
-    for block, key, value in zip(blocks, stored_keys, hashes, strict=True):
-        if block.is_detached and not block.is_placeholder:
-            block.set_block_key(key, is_full=True)
-        if block.block_key == key and not block.is_placeholder and key_form is not KeyForm.DIGESTS:
-            block.set_hash(value)
-    return hashes

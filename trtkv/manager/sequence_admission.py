@@ -47,7 +47,7 @@ class SequenceAdmission:
         self._block_manager = block_manager
         self._sequences = sequences
         self._connector_manager = connector_manager
-        self._tokens_per_block = block_manager.tokens_per_block
+        self._tokens_per_block = block_manager.settings.tokens_per_block
         self._max_num_tokens = max_num_tokens
         self._max_beam_width = max_beam_width
         self._enable_block_reuse = enable_block_reuse
@@ -61,7 +61,7 @@ class SequenceAdmission:
 
     def _tells_of_prompts(self) -> bool:
         """Whether a match says how much of a prompt is cached; one of encoder tokens does not."""
-        return self._block_manager.cache_type is not CacheType.CROSS
+        return self._block_manager.settings.layers.cache_type is not CacheType.CROSS
 
     def add_batch(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> None:
         """Give every request a sequence, and tell it how much of its prompt is cached."""

@@ -9,6 +9,7 @@ from trtkv.checks import check_integer
 from trtkv.common import RequestId
 from trtkv.errors import InvalidInputError
 from trtkv.manager.block_manager import BlockManager
+from trtkv.window_block_manager import WindowBlockManager
 
 
 class SequenceGrowth:
@@ -25,10 +26,9 @@ class SequenceGrowth:
         *,
         max_num_tokens: int,
     ) -> None:
-        self._block_manager = block_manager
         self._windows = list(block_manager.window_block_managers.values())
         self._sequences = sequences
-        self._tokens_per_block = block_manager.tokens_per_block
+        self._tokens_per_block = block_manager.settings.tokens_per_block
         self._max_num_tokens = max_num_tokens
         self.period = 1 if any(manager.is_swa for manager in self._windows) else self._tokens_per_block
         """Blocks may come or go at lengths that are ``phase`` modulo this; at others a token only counts.
@@ -47,7 +47,14 @@ class SequenceGrowth:
         for manager in self._windows:
             manager.check_can_add_token(sequence)
         sequence.num_tokens += 1
-        self._block_manager.adjust_blocks_if_needed(sequence)
+        for index, manager in enumerate(self._windows):
+            try:
+                manager.adjust_blocks_if_needed(sequence)
+            except Exception:  # a copy engine failed
+                sequence.num_tokens -= 1
+                manager.drop_unfinished_block(sequence)
+                self._drop_position(sequence, self._windows[:index])
+                raise
 
     def add_tokens(self, request_ids: Iterable[RequestId]) -> None:
         """One more token for each sequence, in order: for all, or, where one fails, for none."""
@@ -85,8 +92,11 @@ class SequenceGrowth:
     def _take_back_token(self, sequence: GenerationRequest) -> None:
         """Drop a token just added, with the block that came for it; what slid out or was evicted stays so."""
         sequence.num_tokens -= 1
+        self._drop_position(sequence, self._windows)
+
+    def _drop_position(self, sequence: GenerationRequest, windows: Iterable[WindowBlockManager]) -> None:
         if not sequence.num_tokens % self._tokens_per_block:
-            for manager in self._windows:
+            for manager in windows:
                 manager.drop_last_position(sequence)
 
     def rewind(self, sequence: GenerationRequest, num_tokens: int) -> None:

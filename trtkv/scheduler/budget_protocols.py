@@ -10,14 +10,6 @@ from trtkv.records.llm_request import LlmRequest
 from trtkv.records.window_size_metadata import PrefixReuseSummary, WindowSizeMetadata
 
 
-class FreeBlockCounter(Protocol):
-    """The part of a block manager that counts free primary blocks."""
-
-    def get_num_free_blocks_per_window_size(self) -> Mapping[WindowSize, int]:
-        """Free primary blocks, cached ones included, of every window."""
-        ...
-
-
 class KvCacheBudget(Protocol):
     """The part of a KVCacheManager that the capacity scheduler uses.
 
@@ -61,8 +53,8 @@ class KvCacheBudget(Protocol):
         ...
 
     @property
-    def block_manager(self) -> FreeBlockCounter:
-        """Owner of the free blocks."""
+    def num_free_blocks_per_window_size(self) -> Mapping[WindowSize, int]:
+        """Free primary blocks, cached ones included, of every window."""
         ...
 
     def start_scheduling(self) -> None:

@@ -16,7 +16,7 @@ class NoEvictScheduledBlocksManager:
 
     def __init__(self, kv_cache_manager: KvCacheBudget) -> None:
         self._kv_cache_manager = kv_cache_manager
-        free_blocks = kv_cache_manager.block_manager.get_num_free_blocks_per_window_size()
+        free_blocks = kv_cache_manager.num_free_blocks_per_window_size
         self._available_blocks = {window: free_blocks[window] for window in kv_cache_manager.window_sizes_metadata}
         self._needed_blocks: dict[WindowSize, int] = dict.fromkeys(self._available_blocks, 0)
 

@@ -283,9 +283,11 @@ TOTALS_DECISION: Final = "0108"
 def count_primary_only(recorded: RecordedOp, state: MachineState) -> RecordedOp:
     """The row with the maximum and the use of the primary level alone, as decision 0108 has them."""
     manager = state.selected_manager
-    if manager is None or not manager.compatibility or not manager.block_manager.num_secondary_blocks:
+    if manager is None or not manager.compatibility:
         return recorded
-    num_secondary = manager.block_manager.num_secondary_blocks
+    num_secondary = sum(entry.allotted_secondary_blocks for entry in manager.window_sizes_metadata.values())
+    if not num_secondary:
+        return recorded
     if recorded.op == "get_kv_cache_stats":
         return recorded._replace(ret=_subtract(recorded.ret, num_secondary, ("max_num_blocks", "used_num_blocks")))
     if recorded.op == "observe":

@@ -13,6 +13,7 @@ from trtkv.verify.machine_state import DEFAULT_CLOCK_START_MS, MachineState
 from trtkv.verify.manager_config import CONFIG_OPTIONAL, CONFIG_REQUIRED, build_manager, describe_manager
 from trtkv.verify.op_spec import OpSpec, names_batch, names_id
 from trtkv.verify.trace_values import write_hash
+from trtkv.window_block_manager.sequences import write_slot_at
 
 
 def create(state: MachineState, args: Args) -> JsonValue:
@@ -162,10 +163,8 @@ def set_spec_decoding_budget(state: MachineState, args: Args) -> None:
 
 def offload_block(state: MachineState, args: Args) -> None:
     """Move any block to the secondary level."""
-    window = args["window"]
-    block_manager = state.manager.block_manager
-    block = block_manager.get_window_block_manager(window).get_block_by_id(args["block_id"])
-    block_manager.offload_block(block, window, KvCacheTransferMode.DRAM, "")
+    window_manager = state.manager.block_manager.get_window_block_manager(args["window"])
+    window_manager.offload_block(window_manager.get_block_by_id(args["block_id"]), KvCacheTransferMode.DRAM, "")
 
 
 def replace_shared_block(state: MachineState, args: Args) -> None:
@@ -174,8 +173,9 @@ def replace_shared_block(state: MachineState, args: Args) -> None:
     sequence = manager.sequences.get(args["id"])
     if sequence is None:
         raise UnknownIdError(f"there is no sequence {args['id']}")
-    manager.block_manager.replace_shared_block(sequence, args["window"], args["block_idx"])
-    manager.block_manager.update_cache_block_offsets_at_idx(sequence, args["window"], args["block_idx"])
+    window, block_idx = args["window"], args["block_idx"]
+    manager.block_manager.get_window_block_manager(window).replace_shared_block(sequence, block_idx)
+    write_slot_at(sequence.get_window(window), sequence.beam_width, block_idx)
 
 
 _ID: Final[dict[str, Kind]] = {"id": INT}

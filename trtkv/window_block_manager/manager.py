@@ -414,11 +414,15 @@ class WindowBlockManager:
         for window in self.sequences.allocated_blocks_per_seq.values():
             window.num_stored = 0
 
-    def offload_block(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> None:
+    def offload_block(
+        self, block: KVCacheBlock, mode: KvCacheTransferMode = KvCacheTransferMode.DRAM, directory: str = ""
+    ) -> None:
         """Move a primary block to the secondary level."""
         self.claimer.offload_block(block, mode, directory)
 
-    def onboard_block(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> None:
+    def onboard_block(
+        self, block: KVCacheBlock, mode: KvCacheTransferMode = KvCacheTransferMode.DRAM, directory: str = ""
+    ) -> None:
         """Bring a claimed secondary block to the primary level."""
         self.claimer.onboard_block(block, mode, directory)
 

@@ -12,7 +12,8 @@ class RecordedSequenceGrowth(SequenceGrowth):
     def grow(self, sequence: GenerationRequest) -> None:
         """One more token where a window may take or let go of a block."""
         sequence.num_tokens += 1
-        self._block_manager.adjust_blocks_if_needed(sequence)
+        for manager in self._windows:
+            manager.adjust_blocks_if_needed(sequence)
 
     def _take_back_token(self, sequence: GenerationRequest) -> None:
         pass
