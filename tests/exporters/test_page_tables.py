@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.builders import add, finish_prompt, make_kv_cache_manager, make_linear_attention, make_request, prefill
-from tests.shapes.fake_memory import FakeMemory, digests
+from tests.fake_memory import FakeMemory, digests
 from tests.shapes.fake_server import FakeServer
 from trtkv.common import RECURRENT_STATES
 from trtkv.errors import InvalidInputError, UnknownIdError
@@ -290,11 +290,11 @@ class TableReader(FakeServer):
             assert kv_len == (num_pages - 1) * width + ragged.kv_last_page_len[row]
             assert table.block_table[row, first_page:num_pages].tolist() == pages
             assert (table.block_table[row, :first_page] == -1).all()
-            expected = digests(request.get_tokens(0))
+            expected = digests(request)
             first = max(0, kv_len + 1 - window)
             assert first >= first_page * width
             for position in range(first, kv_len):
-                content = self.memory.tokens[window, pages[position // width - first_page]]
+                content = self.memory.slots[window, pages[position // width - first_page]]
                 assert content[position % width] == expected[position + 1]
             self.num_read = getattr(self, "num_read", 0) + kv_len - first
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tests.shapes.fake_memory import FakeMemory, digests
+from tests.fake_memory import FakeMemory, digests
 from trtkv import KVCacheManager, LlmRequest
 from trtkv.common import RECURRENT_STATES, WindowSize
 from trtkv.records.kv_cache_index import NULL_ENTRY
@@ -61,11 +61,11 @@ class FakeModel:
             if window == RECURRENT_STATES:
                 continue
             for slots, beam_tokens in zip(self.read_slots(request, window), tokens, strict=True):
-                self._check_reads(request, window, slots, digests(beam_tokens), first)
+                expected = digests(request, beam_tokens)
+                self._check_reads(request, window, slots, expected, first)
                 for position in range(first, last):
-                    self._content(window, slots, position)[position % self.manager.tokens_per_block] = digests(
-                        beam_tokens
-                    )[position + 1]
+                    content = self._content(window, slots, position)
+                    content[position % self.manager.tokens_per_block] = expected[position + 1]
 
     def _check_reads(
         self, request: LlmRequest, window: WindowSize, slots: Sequence[int], expected: Sequence[int], first: int
@@ -82,7 +82,7 @@ class FakeModel:
     def _content(self, window: WindowSize, slots: Sequence[int], position: int) -> dict[int, int]:
         slot = slots[position // self.manager.tokens_per_block]
         assert slot != NULL_ENTRY, f"window {window}: position {position} has no memory"
-        return self.memory.tokens.setdefault((window, slot), {})
+        return self.memory.slot(window, slot)
 
     # -- recurrent states -------------------------------------------------------------------------
 
@@ -100,10 +100,10 @@ class FakeModel:
         for slots, beam_tokens in zip(rows[:1] if is_prompt else rows, tokens, strict=False):
             slot = slots[index // self.manager.tokens_per_block]
             assert slot != NULL_ENTRY, f"request {request.request_id}: no state at token {last}"
-            expected = digests(beam_tokens)
+            expected = digests(request, beam_tokens)
             if first:
-                assert self.memory.states.get(slot) == expected[first], (
+                assert self.memory.slot(RECURRENT_STATES, slot).get(0) == expected[first], (
                     f"request {request.request_id}: the state in slot {slot} is not that after {first} tokens"
                 )
                 self.num_reads += 1
-            self.memory.states[slot] = expected[last]
+            self.memory.slot(RECURRENT_STATES, slot)[0] = expected[last]

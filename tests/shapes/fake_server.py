@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-from tests.shapes.fake_memory import FakeMemory, check_cached_blocks, check_free_counts, digests
+from tests.fake_memory import FakeMemory, digests
 from tests.shapes.fake_model import FakeModel
 from trtkv import KVCacheManager, LlmRequest
+from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.common import RECURRENT_STATES
 from trtkv.errors import OutOfBlocksError
 from trtkv.records.llm_request import LlmRequestState
@@ -127,9 +128,10 @@ class FakeServer:
     def promote(self, request: LlmRequest, tokens: list[list[int]], first: int, last: int) -> None:
         """The state after the accepted tokens goes to the block that is last before the rewind: the live one."""
         for slots, beam_tokens in zip(self.model.read_slots(request, RECURRENT_STATES), tokens, strict=True):
-            expected = digests(beam_tokens)
-            assert self.memory.states.get(slots[-1]) == expected[first], f"live state of {request.request_id}"
-            self.memory.states[slots[-1]] = expected[last]
+            expected = digests(request, beam_tokens)
+            state = self.memory.slot(RECURRENT_STATES, slots[-1])
+            assert state.get(0) == expected[first], f"live state of {request.request_id}"
+            state[0] = expected[last]
             self.model.num_reads += 1
 
     def store(self, request: LlmRequest) -> None:
@@ -164,7 +166,7 @@ class FakeServer:
 
     def check(self) -> None:
         if self.manager.enable_block_reuse:
-            self.events["checked_blocks"] += check_cached_blocks(self.manager, self.memory)
+            self.events["checked_blocks"] += self.memory.check_tree(self.manager)
         check_free_counts(self.manager)
 
     # -- the loop -----------------------------------------------------------------------------------
@@ -205,3 +207,19 @@ class FakeServer:
             if self.decode(request, drafts) and self.rng.random() < 0.3:
                 self.store(request)
         self.check()
+
+
+def check_free_counts(manager: KVCacheManager) -> None:
+    """Free + held = all in every window, and reference counts are those of the holders."""
+    for window, blocks in manager.block_manager.window_block_managers.items():
+        holders: dict[KVCacheBlock, int] = {}
+        for sequence in manager.sequences.values():
+            for block in sequence.get_window(window).held:
+                holders[block] = holders.get(block, 0) + 1
+        for block in blocks.block_objects():
+            assert block.ref_count == holders.get(block, 0), f"window {window}, block {block.block_id}"
+        held = [block for block in holders if not block.is_placeholder]
+        assert all(block.is_primary for block in held)
+        assert blocks.num_free_blocks == blocks.num_primary_blocks - len(held)
+        assert blocks.num_free_secondary_blocks == blocks.num_secondary_blocks
+        assert manager.verify_queue_integrity(window)

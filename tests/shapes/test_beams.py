@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from tests.builders import add, finish_prompt, make_kv_cache_manager, make_request, prefill
-from tests.shapes.fake_memory import FakeMemory, cached_blocks, check_free_counts
-from tests.shapes.fake_server import FakeServer
+from tests.fake_memory import FakeMemory, cached_blocks
+from tests.shapes.fake_server import FakeServer, check_free_counts
 from trtkv import KVCacheManager, LlmRequest
 from trtkv.errors import InvalidInputError, OutOfBlocksError
 
@@ -81,10 +81,10 @@ def test_beam_0_is_stored_while_it_runs_and_nothing_when_it_ends():
     manager = make_kv_cache_manager(16)
     request = prefill(manager, make_request(0, 10, beam_width=2))
     request.add_new_tokens([[1], [2]])
-    assert sorted(len(tokens) for tokens, _, _ in cached_blocks(manager, FULL)) == [4, 8]
+    assert sorted(len(tokens) for tokens, _ in cached_blocks(manager, FULL)) == [4, 8]
     generate(manager, request, 8)
     manager.remove_sequence(0, request)
-    assert sorted(len(tokens) for tokens, _, _ in cached_blocks(manager, FULL)) == [4, 8]
+    assert sorted(len(tokens) for tokens, _ in cached_blocks(manager, FULL)) == [4, 8]
 
 
 def test_hits_end_with_the_shared_blocks():

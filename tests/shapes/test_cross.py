@@ -7,7 +7,8 @@ from itertools import product
 import pytest
 
 from tests.builders import finish_prompt, make_kv_cache_manager, make_request
-from tests.shapes.fake_memory import cached_blocks, check_free_counts
+from tests.fake_memory import cached_blocks
+from tests.shapes.fake_server import check_free_counts
 from trtkv import KVCacheManager, LlmRequest
 from trtkv.common import CacheType
 from trtkv.errors import InvalidInputError, OutOfBlocksError
@@ -81,7 +82,7 @@ def test_decoder_tokens_name_no_encoder_states():
     manager = make_cross_manager()
     run_prompt(manager, make_encoder_request(0, ARTICLE, prompt=[1, 2, 3, 4, 5, 6, 7, 8]))
     assert admit(manager, make_encoder_request(1, [1, 2, 3, 4, 5, 6, 7, 8]))[0] == [4, 5]
-    for tokens, _, _ in cached_blocks(manager, ENCODER):
+    for tokens, _ in cached_blocks(manager, ENCODER):
         assert tokens == ARTICLE[: len(tokens)]
 
 

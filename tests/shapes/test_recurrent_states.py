@@ -10,9 +10,9 @@ from random import Random
 import pytest
 
 from tests.builders import add, finish_prompt, make_kv_cache_manager, make_linear_attention, make_request
-from tests.shapes.fake_memory import FakeMemory, cached_blocks, check_cached_blocks, check_free_counts, digests
+from tests.fake_memory import FakeMemory, cached_blocks, digests
 from tests.shapes.fake_model import FakeModel
-from tests.shapes.fake_server import FakeServer
+from tests.shapes.fake_server import FakeServer, check_free_counts
 from trtkv import KVCacheManager, LlmRequest
 from trtkv.common import RECURRENT_STATES
 from trtkv.errors import InvalidInputError, OutOfBlocksError
@@ -165,7 +165,7 @@ def test_the_recorded_behaviour_overwrites_that_snapshot():
     prefill(server, first)
     server.decode(first)
     with pytest.raises(AssertionError, match="cached for"):
-        check_cached_blocks(manager, memory)
+        memory.check_tree(manager)
 
 
 def test_a_new_live_block_receives_the_state():
@@ -251,7 +251,7 @@ def test_a_step_over_a_snapshot_position_leaves_none_there():
     request = admit(server, list(range(14)))
     assert which_are_real(manager, request) == [True, True, True, True]
     prefill(server, request)  # one step over all snapshot positions
-    assert [len(tokens) for tokens, _, _ in cached_blocks(manager, RECURRENT_STATES)] == []
+    assert [len(tokens) for tokens, _ in cached_blocks(manager, RECURRENT_STATES)] == []
 
     request = admit(server, list(range(14)))
     assert request.prepopulated_prompt_len == 0
@@ -269,13 +269,13 @@ def test_snapshots_are_stored_where_steps_ended(ends, stored):
         tokens = [request.get_tokens(0)]
         model.attend(request, tokens, first, last)
         slot = model.read_slots(request, RECURRENT_STATES)[0][(last - 1) // 4]
-        memory.states[slot] = digests(tokens[0])[last]
+        memory.slot(RECURRENT_STATES, slot)[0] = digests(request)[last]
         request.set_context_current_position(last)
     request.add_new_token(1)
     finish_prompt(request)
     manager.store_context_blocks(request)
-    check_cached_blocks(manager, memory)
-    assert sorted(len(tokens) for tokens, _, _ in cached_blocks(manager, RECURRENT_STATES)) == stored
+    memory.check_tree(manager)
+    assert sorted(len(tokens) for tokens, _ in cached_blocks(manager, RECURRENT_STATES)) == stored
 
 
 def test_without_calls_for_steps_every_snapshot_counts():
@@ -340,9 +340,7 @@ def test_a_state_takes_the_place_of_a_placeholder_in_the_tree():
     prefill(server, longer, 8, 12)
     shorter = admit(server, list(range(6)))  # a state after 4, where the longer one has a placeholder
     prefill(server, shorter, 4)
-    assert {
-        len(tokens) for tokens, _, block in cached_blocks(manager, RECURRENT_STATES) if not block.is_placeholder
-    } == {
+    assert {len(tokens) for tokens, block in cached_blocks(manager, RECURRENT_STATES) if not block.is_placeholder} == {
         4,
         8,
         12,
@@ -366,7 +364,7 @@ def test_a_recycled_placeholder_does_not_cut_the_prefix():
     another = admit(server, [80 + token for token in range(25)])
     assert sum(not real for real in which_are_real(manager, another)) == 3
     server.remove(other)
-    placeholders = [block for _, _, block in cached_blocks(manager, RECURRENT_STATES) if block.is_placeholder]
+    placeholders = [block for _, block in cached_blocks(manager, RECURRENT_STATES) if block.is_placeholder]
     assert placeholders == []
 
     again = admit(server, list(range(17)))
@@ -506,9 +504,9 @@ def test_a_state_is_taken_at_the_length_that_all_windows_have():
     prefill(server, first, 8, 16, 24)
     server.remove(first)
     for window, length in ((6, 12), (RECURRENT_STATES, 24)):
-        (block,) = [block for tokens, _, block in cached_blocks(manager, window) if len(tokens) == length]
+        (block,) = [block for tokens, block in cached_blocks(manager, window) if len(tokens) == length]
         block.detach_from_lookup_node()
-    cached = {len(tokens): block.block_id for tokens, _, block in cached_blocks(manager, RECURRENT_STATES)}
+    cached = {len(tokens): block.block_id for tokens, block in cached_blocks(manager, RECURRENT_STATES)}
 
     second = admit(server, list(range(30)))
     assert second.prepopulated_prompt_len == 8

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from tests.builders import add, make_kv_cache_manager, make_request, prefill
-from tests.shapes.fake_memory import FakeMemory, cached_blocks, check_free_counts
-from tests.shapes.fake_server import FakeServer
+from tests.fake_memory import FakeMemory, cached_blocks
+from tests.shapes.fake_server import FakeServer, check_free_counts
 from trtkv import KVCacheManager
 
 SHAPES = [(8,), (7,), (10, 40), (8, 40), (5, 12), (6, 9, 40), (40,)]
@@ -78,13 +78,13 @@ def cache_prompt(manager: KVCacheManager, num_tokens: int) -> list[int]:
 
 def evict(manager: KVCacheManager, window: int, *positions: int, first_token: int = 1) -> None:
     """Take cached blocks of one window and one prompt out of the tree, by position."""
-    for tokens, _, block in list(cached_blocks(manager, window)):
+    for tokens, block in list(cached_blocks(manager, window)):
         if tokens[0] == first_token and (len(tokens) - 1) // manager.tokens_per_block in positions:
             block.detach_from_lookup_node()
 
 
 def cached_lengths(manager: KVCacheManager, window: int) -> list[int]:
-    return sorted(len(tokens) for tokens, _, _ in cached_blocks(manager, window))
+    return sorted(len(tokens) for tokens, _ in cached_blocks(manager, window))
 
 
 def test_a_match_cut_by_a_narrower_window_is_looked_at_again():
@@ -213,7 +213,7 @@ def test_asking_for_hashes_does_not_rename_a_cached_block():
     request.add_new_token(8)
     manager.add_token(0)
     manager.store_blocks_for_reuse(0, request)
-    (before,) = [key for tokens, key, _ in cached_blocks(manager, 64) if len(tokens) == 7]
+    (before,) = [block.block_key for tokens, block in cached_blocks(manager, 64) if len(tokens) == 7]
     manager.commit_and_get_block_hashes_for_request(request, 64)
-    (block,) = [block for tokens, _, block in cached_blocks(manager, 64) if len(tokens) == 7]
+    (block,) = [block for tokens, block in cached_blocks(manager, 64) if len(tokens) == 7]
     assert (block.block_key, block.is_full) == (before, False)

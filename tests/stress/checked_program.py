@@ -12,7 +12,7 @@ from typing import Any
 from tests.builders import make_event_manager, make_kv_cache_manager
 from tests.event_mirror import EventMirror
 from tests.fake_clock import FakeClock
-from tests.fake_engine import FakeEngine, FakeMemory
+from tests.fake_memory import FakeEngine, FakeMemory
 from tests.snapshot import find_changes, take_snapshot
 from trtkv.common import RECURRENT_STATES, ceil_div
 from trtkv.errors import InvalidInputError, LogicError, OutOfBlocksError, TrtkvError
@@ -61,7 +61,7 @@ class CheckedProgram:
         self.events = make_event_manager(100_000) if scenario.events else None
         options = {"tokens_per_block": 4, "max_sequence_length": 64, **scenario.options}
         self.connector = GreedyConnector() if len(scenario.windows) == 1 else None
-        self.memory = FakeMemory(options["tokens_per_block"])
+        self.memory = FakeMemory()
         self.manager = make_kv_cache_manager(
             windows=scenario.windows,
             max_beam_width=scenario.max_beam_width,

@@ -7,7 +7,7 @@ import random
 from typing import NamedTuple
 
 from tests.fake_clock import FakeClock
-from tests.stress.fake_memory import FakeMemory
+from tests.fake_memory import FakeMemory
 from trtkv import KVCacheManager, LlmRequest
 from trtkv.common import RECURRENT_STATES
 from trtkv.errors import TrtkvError
@@ -66,7 +66,7 @@ class RandomProgram:
         self.shape = draw_shape(self.rng)
         if with_memory:
             self.shape = self.shape._replace(max_beam_width=1)
-        self.memory = FakeMemory(self.shape.tokens_per_block) if with_memory else None
+        self.memory = FakeMemory() if with_memory else None
         self.clock = FakeClock()
         windows = list(self.shape.blocks_per_window)
         linear = LinearAttentionMetadata(states_snapshot_interval=2 * self.shape.tokens_per_block)

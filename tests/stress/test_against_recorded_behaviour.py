@@ -9,7 +9,7 @@ import pytest
 
 from tests.builders import add, block_ids, decode, finish_prompt, make_kv_cache_manager, make_request, prefill
 from tests.fake_clock import FakeClock
-from tests.fake_engine import FakeEngine, FakeMemory, WrongContentError
+from tests.fake_memory import FakeEngine, FakeMemory, WrongContentError
 from trtkv.errors import OutOfBlocksError
 from trtkv.inspection.invariants import find_violations
 from trtkv.manager.kv_cache_manager import KVCacheManager
@@ -23,7 +23,7 @@ class Twin:
     def __init__(self, seed: int, options: dict[str, Any], max_beam_width: int = 1, with_retention: bool = False):
         self.random = random.Random(seed)
         self.clocks = [FakeClock(), FakeClock()]
-        self.memories = [FakeMemory(4), FakeMemory(4)]
+        self.memories = [FakeMemory(), FakeMemory()]
         self.managers: list[KVCacheManager] = [
             make_kv_cache_manager(
                 clock=clock,
@@ -177,7 +177,7 @@ def test_request_cancelled_before_its_first_step_leaves_nothing_to_find(compatib
 
 @pytest.mark.parametrize("compatibility", [False, True])
 def test_rewound_tokens_are_not_found_under_the_old_key(compatibility: bool) -> None:
-    memory = FakeMemory(4)
+    memory = FakeMemory()
     manager = make_kv_cache_manager(compatibility=compatibility, copy_engine=memory)
     engine = FakeEngine(manager, memory)
     request = add(manager, make_request(1, 5))

@@ -25,7 +25,7 @@ def test_blocks_hold_what_their_keys_say(seed: int) -> None:
     for step in range(150):
         action = program.step()
         try:
-            memory.check_tree(program.manager)
+            memory.check_tree(program.manager, with_states=False)
             for request in program.requests.values():
                 memory.check_sequence(program.manager, request, num_computed[request.request_id])
             read_trees(program.manager)
@@ -64,7 +64,7 @@ def test_failing_copies_leave_no_trace(seed: int) -> None:
             if num_failed > failures_before:
                 after = {i: (s.num_tokens, s.beam_width) for i, s in manager.sequences.items()}
                 assert after == sequences
-            memory.check_tree(manager)
+            memory.check_tree(manager, with_states=False)
             for request in program.requests.values():
                 memory.check_sequence(manager, request, memory.num_computed[request.request_id])
             read_trees(manager)

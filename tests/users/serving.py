@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tests.builders import WINDOW, make_kv_cache_manager, make_request
-from tests.stress.fake_memory import FakeMemory
+from tests.fake_memory import FakeMemory
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.records.llm_request import LlmRequest, LlmRequestState
 
@@ -46,7 +46,7 @@ def serve(
 
 
 def make_manager_with_memory(*args: Any, **options: Any) -> tuple[KVCacheManager, FakeMemory]:
-    memory = FakeMemory(options.get("tokens_per_block", 4))
+    memory = FakeMemory()
     return make_kv_cache_manager(*args, copy_engine=memory, **options), memory
 
 

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from tests.builders import add, finish_prompt, make_event_manager, make_kv_cache_manager, make_request, prefill
-from tests.shapes.fake_memory import FakeMemory, cached_blocks, check_free_counts
-from tests.shapes.fake_server import FakeServer
+from tests.fake_memory import FakeMemory, cached_blocks
+from tests.shapes.fake_server import FakeServer, check_free_counts
 from trtkv import KVCacheManager, LlmRequest
 from trtkv.common import DataType
 from trtkv.errors import ConfigurationError, OutOfBlocksError
@@ -54,7 +54,7 @@ def test_22_the_usable_prefix_is_the_minimum_over_windows():
     assert manager.probe_prefix_match_length(make_request(50, numbers(0, 41))) == 40
 
     # One block near the end goes, from the small window only: full attention alone would still offer 40 tokens.
-    for tokens, _, block in list(cached_blocks(manager, SMALL)):
+    for tokens, block in list(cached_blocks(manager, SMALL)):
         if len(tokens) == 36:
             block.detach_from_lookup_node()
     second = run_request(server, numbers(0, 41), 12)
@@ -71,7 +71,7 @@ def test_22_each_window_stores_what_it_still_holds():
     for _ in range(13):  # nothing is stored before the window has moved on
         server.decode(request)
     server.remove(request)
-    cached = {w: sorted(len(tokens) for tokens, _, _ in cached_blocks(server.manager, w)) for w in (SMALL, FULL)}
+    cached = {w: sorted(len(tokens) for tokens, _ in cached_blocks(server.manager, w)) for w in (SMALL, FULL)}
     assert cached[FULL] == [4, 8, 12, 16, 20, 24, 28, 32, 33]
     assert cached[SMALL] == [28, 32, 33]
 
@@ -219,7 +219,7 @@ def test_57_the_recorded_behaviour_stores_it():
         first.add_new_token(token)
     add(manager, make_request(1, numbers(500, 12)))
     manager.store_context_blocks(first)
-    stolen = {block.block_id for _, _, block in cached_blocks(manager, SMALL)}
+    stolen = {block.block_id for _, block in cached_blocks(manager, SMALL)}
     assert stolen & set(manager.get_cache_block_ids(1, SMALL)[0])
 
 
