@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.verify_rows import BUBBLE, HEADER, write_lines
+from tests.verify.rows import BUBBLE, HEADER, write_lines
 from trtkv.cli import app
 from trtkv.verify import default_run
 from trtkv.verify.default_report import DefaultReport

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.verify_rows import CONFIG, HEADER, write_lines
+from tests.verify.rows import CONFIG, HEADER, write_lines
 from trtkv.errors import TraceFormatError
 from trtkv.verify.program import read_program
 

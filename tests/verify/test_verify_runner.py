@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.shown import shown
-from tests.verify_rows import BUBBLE, HEADER, write_lines
+from tests.verify.rows import BUBBLE, HEADER, write_lines
 from trtkv.errors import InvalidInputError, TraceFormatError
 from trtkv.tables.json_text import json_text
 from trtkv.verify.op_machine import OpMachine, UnsupportedOpError

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.verify_rows import BUBBLE, HEADER, write_lines
+from tests.verify.rows import BUBBLE, HEADER, write_lines
 
 
 def run_command(*args: object) -> subprocess.CompletedProcess[str]:
