@@ -43,6 +43,7 @@ PUBLIC_NAMES: Final = {
     "inspection.picture": ("draw",),
     "keys.block_key": ("BlockKey", "build_block_keys", "hash_block_key"),
     "manager.kv_cache_manager": ("KVCacheManager",),
+    "pools.memory": ("CacheMemory", "calculate_blocks_per_window", "calculate_free_mem_bytes", "get_device_memory"),
     "records.cache_settings": (
         "CacheSettings",
         "EvictionSettings",
@@ -52,7 +53,7 @@ PUBLIC_NAMES: Final = {
         "SequenceLimits",
         "WindowsSettings",
     ),
-    "records.config": ("KvCacheConfig", "ModelConfig"),
+    "records.config": ("KvCacheConfig", "ModelConfig", "SchedulerConfig"),
     "records.linear_attention": ("LinearAttentionMetadata",),
     "records.llm_request": ("LlmRequest", "LlmRequestState", "MultimodalInput", "add_new_token_to_each"),
     "records.retention_config": ("KvCacheRetentionConfig", "TokenRangeRetentionConfig"),
@@ -134,6 +135,10 @@ if TYPE_CHECKING:
     from trtkv.keys.block_key import build_block_keys as build_block_keys
     from trtkv.keys.block_key import hash_block_key as hash_block_key
     from trtkv.manager.kv_cache_manager import KVCacheManager as KVCacheManager
+    from trtkv.pools.memory import CacheMemory as CacheMemory
+    from trtkv.pools.memory import calculate_blocks_per_window as calculate_blocks_per_window
+    from trtkv.pools.memory import calculate_free_mem_bytes as calculate_free_mem_bytes
+    from trtkv.pools.memory import get_device_memory as get_device_memory
     from trtkv.records.cache_settings import CacheSettings as CacheSettings
     from trtkv.records.cache_settings import EvictionSettings as EvictionSettings
     from trtkv.records.cache_settings import IndexerKCacheSettings as IndexerKCacheSettings
@@ -143,6 +148,7 @@ if TYPE_CHECKING:
     from trtkv.records.cache_settings import WindowsSettings as WindowsSettings
     from trtkv.records.config import KvCacheConfig as KvCacheConfig
     from trtkv.records.config import ModelConfig as ModelConfig
+    from trtkv.records.config import SchedulerConfig as SchedulerConfig
     from trtkv.records.linear_attention import LinearAttentionMetadata as LinearAttentionMetadata
     from trtkv.records.llm_request import LlmRequest as LlmRequest
     from trtkv.records.llm_request import LlmRequestState as LlmRequestState

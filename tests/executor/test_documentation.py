@@ -18,11 +18,12 @@ EXPECTED = [
     "every token equals that of the model without a cache\n",
     "0 8 tokens\n1 8 tokens\n",
     "16 blocks for 1,000 tokens\n",
+    "{8192: (2048, 256)} blocks on the device and on the host\nFalse\n",
 ]
 
 
 @pytest.mark.parametrize(
-    ("program", "expected"), list(zip(PROGRAMS, EXPECTED, strict=True)), ids=["own", "supplied", "memory"]
+    ("program", "expected"), list(zip(PROGRAMS, EXPECTED, strict=True)), ids=["own", "supplied", "memory", "settings"]
 )
 def test_program_prints_what_it_promises(program: str, expected: str) -> None:
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
