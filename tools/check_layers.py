@@ -35,6 +35,8 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
         "traces",
         (
             "traces",
+            "traces.sessions",
+            "traces.sessions.protocol",
             "traces.trace",
             "traces.trace_stream",
             "traces.rows",
@@ -54,6 +56,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
             "traces.prompts",
             "traces.prefixes.*",
             "traces.formats.*",
+            "traces.sessions.*",
             "traces.trace_reader",
             "traces.conversion",
             "traces.read_requests",
@@ -66,6 +69,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
         (
             "replay",
             "replay.config",
+            "replay.eligible_requests",
             "replay.schedule",
             "replay.model_capacity",
             "replay.topics",

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tools.arguments import at_least, existing_folder, run_tool
 from trtkv.replay.closed_loop.run import replay_trace
 from trtkv.replay.config import ReplayConfig
+from trtkv.traces.sessions.protocol import OLD_PROTOCOL
 from trtkv.traces.trace import RequestTrace
 from trtkv.traces.trace_reader import read_trace
 
@@ -105,7 +106,9 @@ def load_runs(shared: Path, selection: Sequence[str] = ()) -> list[Run]:
 def load_trace(shared: Path, name: str) -> RequestTrace:
     """The trace of that name; each process reads it once."""
     source = SOURCES[name]
-    return read_trace(shared / "traces" / source.path, block_size=source.block_size, limit=source.limit)
+    return read_trace(
+        shared / "traces" / source.path, block_size=source.block_size, limit=source.limit, **OLD_PROTOCOL.options
+    )
 
 
 def config_of(run: Run, compatibility: bool) -> ReplayConfig:

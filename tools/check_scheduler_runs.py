@@ -31,6 +31,7 @@ from trtkv.replay.scheduler_loop.loop_result import LoopResult
 from trtkv.replay.scheduler_loop.run import replay_with_scheduler
 from trtkv.replay.scheduler_loop.scheduler_loop import SchedulerLoop
 from trtkv.scheduler.scheduler_config import CapacitySchedulerPolicy, ChunkingPolicy, ContextChunkingConfig
+from trtkv.traces.sessions.protocol import OLD_PROTOCOL
 from trtkv.traces.trace import RequestTrace
 from trtkv.traces.trace_reader import read_trace
 from trtkv.verify.recorded_loop import RecordingBackend
@@ -170,7 +171,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all parts; the exit code."""
     options = parse_options(arguments)
-    trace = read_trace(options.trace, block_size=options.block_size)
+    trace = read_trace(options.trace, block_size=options.block_size, **OLD_PROTOCOL.options)
     gc.disable()  # there is no cyclic garbage, and a collection would walk all cached blocks
 
     def make_config(policy: CapacitySchedulerPolicy) -> LoopConfig:

@@ -11,6 +11,7 @@ from trtkv.bindings import executor
 from trtkv.bindings._border import bound_class
 from trtkv.bindings._keys import UniqueToken, make_unique_tokens
 from trtkv.bindings._types import LlmRequestType, SamplingConfig
+from trtkv.checks import check_count
 from trtkv.errors import InvalidInputError, LogicError
 from trtkv.records import llm_request as core
 from trtkv.records.llm_request import LlmRequestState, MultimodalInput
@@ -65,6 +66,10 @@ class CoreRequest(core.LlmRequest):
 
     __slots__ = ("_outer",)
     _outer: ReferenceType[LlmRequest]
+
+    def set_prompt_len(self, prompt_len: int) -> None:
+        """Move the border between prompt and generated tokens, as warm-up requests do after their admission."""
+        self._prompt_len = check_count("prompt_len", prompt_len)
 
     @property
     def outer(self) -> LlmRequest:

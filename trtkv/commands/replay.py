@@ -28,7 +28,7 @@ def run_replay(options: ReplayOptions) -> None:
     """
     job = make_job(options, partial(typer.echo, err=True))
     check_outputs((options.json_file, options.record, *job.extras.files), [options.trace])
-    outcome = run_job(job, _read(make_trace_settings(options)), progress_bar)
+    outcome = run_job(job, _read(make_trace_settings(options), options.live), progress_bar)
     warning = warn_of_never_run(outcome)
     if warning is not None:
         typer.echo(warning, err=True)
@@ -36,12 +36,18 @@ def run_replay(options: ReplayOptions) -> None:
     show(outcome, options.json_file)
 
 
-def _read(settings: TraceSettings) -> RequestTrace:
+def _read(settings: TraceSettings, live: int) -> RequestTrace:
     trace = settings.read()
     if settings.format_name is None:
         typer.echo(f"format: {trace.detected}", err=True)
     for note in trace.warnings:
         typer.echo(f"note: {note}", err=True)
+    if live > 1 and not trace.sessions.session_count:
+        typer.echo(
+            f"note: the trace names no sessions, so with --live {live} turns of a conversation may overlap; "
+            "--sessions infer guesses them",
+            err=True,
+        )
     if settings.block_size is not None and trace.block_size is None:
         typer.echo(f"note: --block-size has no meaning for format {trace.format}", err=True)
     return trace

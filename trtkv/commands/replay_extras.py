@@ -31,11 +31,12 @@ class ExtraOptions(NamedTuple):
     bounds: bool
     curve: int | None
     html_file: str | None
+    requests_file: str | None = None
 
     @property
     def files(self) -> tuple[str | None, ...]:
         """Files to be written."""
-        return self.explain_file, self.html_file
+        return self.explain_file, self.html_file, self.requests_file
 
     @property
     def wants_causes(self) -> bool:
@@ -47,10 +48,11 @@ def check_extras(options: ExtraOptions, *, is_plain_replay: bool) -> None:
     """Refuse what cannot be done before anything is run. Raises MissingExtraError without the plot library."""
     from trtkv.replay.report.plots import require_plots
 
-    if not is_plain_replay and (options.explain or options.explain_file is not None or options.curve is not None):
+    needs_closed_loop = (options.explain_file, options.curve, options.requests_file)
+    if not is_plain_replay and (options.explain or needs_closed_loop != (None, None, None)):
         raise InvalidInputError(
-            "--explain, --explain-requests and --curve are about the closed loop of TensorRT-LLM's manager; "
-            "leave --scheduler and --system out"
+            "--explain, --explain-requests, --requests-json and --curve are about the closed loop of TensorRT-LLM's "
+            "manager; leave --scheduler and --system out"
         )
     if options.curve is not None and options.curve < 1:
         raise InvalidInputError(f"--curve is {options.curve}; give the number of capacities, at least 1")
@@ -91,12 +93,15 @@ def add_extras(result: ReplayResult, options: ExtraOptions, progress_bar: Progre
 
 
 def write_extras(outcome: Outcome, options: ExtraOptions, command: str) -> None:
-    """Write the causes of each request, and the page, which names the command."""
+    """Write causes and outcomes of each request, and the page, which names the command."""
     from trtkv.replay.report.page import html_report
     from trtkv.tables.csv_text import csv_text
+    from trtkv.tables.json_text import json_text
 
     if options.explain_file is not None and outcome.explanation is not None:
         write_output(options.explain_file, csv_text(outcome.explanation.requests_table()))
+    if options.requests_file is not None and outcome.requests is not None:
+        write_output(options.requests_file, json_text(outcome.requests))
     if options.html_file is not None:
         write_output(options.html_file, html_report(outcome, {"trtkv": __version__, "command": command}))
         if options.html_file != "-":

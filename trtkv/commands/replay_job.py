@@ -13,6 +13,7 @@ from trtkv.commands.model_options import make_options, make_plan
 from trtkv.commands.replay_extras import ExtraOptions, add_extras, check_bounds, check_extras
 from trtkv.commands.replay_options import ReplayOptions, SystemChoice
 from trtkv.commands.scheduler_replay import make_loop_config, refuse_without_scheduler, run_scheduler_loop
+from trtkv.traces.sessions.protocol import Outputs, Sessions
 
 if TYPE_CHECKING:
     from trtkv.replay.closed_loop.closed_loop import Progress
@@ -43,6 +44,8 @@ class TraceSettings:
     output_length: int | None
     """Of rows that do not say how much is generated."""
     max_line_bytes: int | None
+    sessions: Sessions
+    outputs: Outputs
 
     def read(self) -> RequestTrace:
         """The trace."""
@@ -58,6 +61,8 @@ class TraceSettings:
             limit=self.limit,
             output_length=self.output_length,
             max_line_bytes=self.max_line_bytes,
+            sessions=self.sessions,
+            outputs=self.outputs,
         )
 
 
@@ -91,6 +96,8 @@ def make_trace_settings(options: ReplayOptions) -> TraceSettings:
         limit=options.limit,
         output_length=options.output_length,
         max_line_bytes=options.max_line_bytes,
+        sessions=options.sessions,
+        outputs=options.outputs,
     )
 
 
@@ -103,7 +110,14 @@ def make_job(options: ReplayOptions, tell: Callable[[str], None] | None = None) 
     config = _make_config(options, tell)
     _check_system(system, config)
     loop = _make_loop(options, config)
-    extras = ExtraOptions(options.explain, options.explain_file, options.bounds, options.curve, options.html_file)
+    extras = ExtraOptions(
+        options.explain,
+        options.explain_file,
+        options.bounds,
+        options.curve,
+        options.html_file,
+        options.requests_file,
+    )
     job = ReplayJob(system, config, loop, options.record, extras)
     check_extras(extras, is_plain_replay=job.is_plain)
     _check_bounds(job)

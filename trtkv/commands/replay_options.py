@@ -19,7 +19,14 @@ from trtkv.commands.model_options import (
     TpOption,
     WindowSharesOption,
 )
-from trtkv.commands.trace_options import FormatOption, MaxLineBytesOption, OutputLengthOption
+from trtkv.commands.trace_options import (
+    FormatOption,
+    MaxLineBytesOption,
+    OutputLengthOption,
+    OutputsOption,
+    SessionsOption,
+)
+from trtkv.traces.sessions.protocol import Outputs, Sessions
 
 
 class SystemChoice(str, Enum):
@@ -102,6 +109,8 @@ class ReplayOptions:
     limit: Annotated[int | None, typer.Option(help="Read only the first N rows of the file.")] = None
     lenient: Annotated[bool, typer.Option("--lenient", help="Count and skip malformed rows.")] = False
     output_length: OutputLengthOption = None
+    sessions: SessionsOption = Sessions.TRACE
+    outputs: OutputsOption = Outputs.TRACE
     max_line_bytes: MaxLineBytesOption = None
     tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer file or folder, for traces with text.")] = None
     chat_template: Annotated[str | None, typer.Option(help="Chat template file, or chatml.")] = None
@@ -146,6 +155,12 @@ class ReplayOptions:
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
     ] = None
+    requests_file: Annotated[
+        str | None,
+        typer.Option(
+            "--requests-json", metavar="FILE", help="Write, request by request, what was found, admitted and skipped."
+        ),
+    ] = None
     explain: Annotated[bool, typer.Option("--explain", help="Give every prompt token a cause: found, or why not.")] = (
         False
     )
@@ -160,7 +175,7 @@ class ReplayOptions:
     ] = None
 
 
-OUTPUT_FILES: Final = ("json_file", "record", "explain_file", "html_file")
+OUTPUT_FILES: Final = ("json_file", "record", "explain_file", "html_file", "requests_file")
 """Options that say where something is written and change no number."""
 
 SCHEDULER_ONLY: Final = (

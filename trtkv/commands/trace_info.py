@@ -9,7 +9,14 @@ import typer
 
 from trtkv.commands.output_files import check_outputs
 from trtkv.commands.show import show
-from trtkv.commands.trace_options import FormatOption, MaxLineBytesOption, OutputLengthOption
+from trtkv.commands.trace_options import (
+    FormatOption,
+    MaxLineBytesOption,
+    OutputLengthOption,
+    OutputsOption,
+    SessionsOption,
+)
+from trtkv.traces.sessions.protocol import Outputs, Sessions
 
 
 def info(
@@ -30,6 +37,8 @@ def info(
     lenient: Annotated[bool, typer.Option("--lenient", help="Count and skip malformed rows.")] = False,
     output_length: OutputLengthOption = None,
     max_line_bytes: MaxLineBytesOption = None,
+    sessions: SessionsOption = Sessions.TRACE,
+    outputs: OutputsOption = Outputs.TRACE,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
     ] = None,
@@ -53,6 +62,8 @@ def info(
         output_length=output_length,
         max_line_bytes=max_line_bytes,
         allow_lengths_only=True,
+        sessions=sessions,
+        outputs=outputs,
     )
     typer.echo(f"format: {loaded.detected}", err=True)
     for note in loaded.warnings:

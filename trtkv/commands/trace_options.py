@@ -7,6 +7,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from trtkv.traces.formats.registry import FORMAT_NAMES
+from trtkv.traces.sessions.protocol import Outputs, Sessions
 
 AUTO = "auto"
 
@@ -38,4 +39,13 @@ OutputLengthOption: TypeAlias = Annotated[
 
 MaxLineBytesOption: TypeAlias = Annotated[
     int | None, typer.Option(metavar="N", help="Longest row that is read, in bytes.  [default: 268435456]")
+]
+
+SessionsOption: TypeAlias = Annotated[
+    Sessions,
+    typer.Option(help="Which requests wait for others: those the trace says, also those prompts suggest, or none."),
+]
+
+OutputsOption: TypeAlias = Annotated[
+    Outputs, typer.Option(help="What requests generate: the trace's tokens where it has them, or made-up ones.")
 ]

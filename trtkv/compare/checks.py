@@ -24,6 +24,7 @@ from trtkv.traces.prefixes.path_ids import path_ids
 from trtkv.traces.prefixes.prefix_tree import PrefixTree
 from trtkv.traces.prefixes.reuse_distance import ReuseDistances, measure_reuse
 from trtkv.traces.prefixes.symbols import BlockSymbols, prompt_tokens
+from trtkv.traces.sessions.protocol import OLD_PROTOCOL
 from trtkv.traces.trace_reader import read_trace
 
 if TYPE_CHECKING:
@@ -306,7 +307,13 @@ def check_numbers(numbers: Iterable[ReferenceNumber], traces: dict[str, Path]) -
     def measurements(name: str) -> Measurements:
         source = sources[name]
         block_size = source.block_size if source.format == "mooncake" else None
-        return Measurements(list(read_trace(traces[name], format_name=source.format, block_size=block_size).requests))
+        return Measurements(
+            list(
+                read_trace(
+                    traces[name], format_name=source.format, block_size=block_size, **OLD_PROTOCOL.options
+                ).requests
+            )
+        )
 
     for number in numbers:
         if number.method and number.trace in traces:

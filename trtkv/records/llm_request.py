@@ -198,10 +198,6 @@ class LlmRequest:
         """Tokens of the prompt; a pause may enlarge it by tokens already generated."""
         return self._prompt_len
 
-    def set_prompt_len(self, prompt_len: int) -> None:
-        """Move the border between prompt and generated tokens, as warm-up requests do after their admission."""
-        self._prompt_len = check_count("prompt_len", prompt_len)
-
     def get_tokens(self, beam: int = 0) -> array[int]:
         """Prompt and generated tokens of a beam: the live array, to be read only."""
         return self._tokens[beam] if not beam else self._tokens[self._check_beam(beam)]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from trtkv.checks import check_integer
 from trtkv.errors import InvalidInputError
 from trtkv.replay.config import EXTRA_BLOCKS_PER_REQUEST
+from trtkv.replay.eligible_requests import EligibleRequests
 
 if TYPE_CHECKING:
     from trtkv.traces.trace import TraceRequest
@@ -73,24 +74,25 @@ def closed_loop_events(
 
 
 def _events(requests: Iterable[TraceRequest], tokens_per_block: int, num_free: int, live: int) -> Iterator[Event]:
-    waiting = iter(requests)
-    head = next(waiting, None)
+    waiting = EligibleRequests(requests)
     running: list[TraceRequest] = []
     left: dict[int, int] = {}
-    while head is not None or running:
+    while waiting.head is not None or running:
         admitted: list[TraceRequest] = []
-        while head is not None and len(running) < live:
+        while (head := waiting.head) is not None and len(running) < live:
             needed = num_needed_blocks(head, tokens_per_block)
             if needed <= num_free:
                 num_free -= needed
                 left[head.index] = head.output_length
                 running.append(head)
                 admitted.append(head)
+                waiting.take()
             elif running:
                 break
             else:
                 yield Skip(head)
-            head = next(waiting, None)
+                waiting.take()
+                waiting.set_over(head)
         if admitted:
             yield Admit(admitted)
         if not running:
@@ -102,4 +104,6 @@ def _events(requests: Iterable[TraceRequest], tokens_per_block: int, num_free: i
         done = [request for request in running if left[request.index] <= 0]
         running = [request for request in running if left[request.index] > 0]
         yield Release(done)
-        num_free += sum(num_needed_blocks(request, tokens_per_block) for request in done)
+        for request in done:
+            num_free += num_needed_blocks(request, tokens_per_block)
+            waiting.set_over(request)

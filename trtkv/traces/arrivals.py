@@ -13,7 +13,7 @@ from trtkv.errors import TraceFormatError
 from trtkv.traces.continued_tokens import ContinuedTokens
 from trtkv.traces.fields import check_total_length
 from trtkv.traces.rows import RowFaultError
-from trtkv.traces.trace import KeyConstraints, KnownOutput, TokenIds, TokenSource, TraceRequest
+from trtkv.traces.trace import HashIdTokens, KeyConstraints, KnownOutput, TokenIds, TokenSource, TraceRequest
 
 
 class Link(NamedTuple):
@@ -42,6 +42,7 @@ class Arrival(NamedTuple):
     link: Link | None = None
     """None: the row stands alone."""
     output: KnownOutput | None = None
+    completion: HashIdTokens | None = None
 
 
 class CycleGuard:
@@ -113,6 +114,8 @@ def numbered(arrivals: Iterable[Arrival | None], *, by_time: bool = False) -> li
         )
         if arrival.link is not None or arrival.timestamp is None or arrival.output is not None:
             request = replace(request, is_timed=arrival.timestamp is not None, output=arrival.output)
+        if arrival.completion is not None:
+            request = replace(request, completion=arrival.completion)
         requests.append(request if arrival.link is None else sessions.linked(request, arrival.link, requests))
     return requests
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 import numpy as np
 
 from trtkv.tables.wording import count, shortened
+from trtkv.traces.sessions.protocol import SessionFacts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -119,6 +120,8 @@ class TraceRequest:
     """Whether its row held only what the prompt adds to the predecessor's prompt and output; the prompt is whole."""
     output: KnownOutput | None = None
     """None: no token of the output is known."""
+    completion: HashIdTokens | None = None
+    """Names of the blocks of prompt and output together, where the trace has them."""
 
     def tokens(self) -> NDArray[np.int32]:
         """The prompt, int32, shape [input_length], made anew on each call."""
@@ -154,15 +157,31 @@ class RequestTrace:
     """Rows that were asked for; None: all."""
     warnings: Sequence[str] = ()
     """What the user should know about it, a line each."""
+    sessions: SessionFacts = field(default_factory=SessionFacts)
+    """What it has of sessions and outputs, and the protocol they follow."""
 
     @property
     def max_total_length(self) -> int:
         """Largest prompt plus output of a request, in tokens."""
         return max((request.input_length + request.output_length for request in self.requests), default=0)
 
+    def session_words(self) -> dict[str, str]:
+        """What requests waited for and what they generated, for people."""
+        facts = self.sessions
+        waits = f"{facts.protocol.sessions.value}: {count(facts.requests_with_predecessor)} requests wait for another"
+        known = f"{facts.protocol.outputs.value}: {count(facts.output_tokens_known)} tokens known"
+        return {"sessions": waits, "outputs": known}
+
     def notes(self) -> list[str]:
-        """What was left out of the file."""
+        """What was left out of the file, and what is a guess."""
         lines = []
+        facts = self.sessions
+        if facts.inferred_predecessors:
+            lines.append(
+                f"{count(facts.inferred_predecessors)} predecessors were inferred from prompts (--sessions infer)."
+            )
+        if facts.missing_predecessors:
+            lines.append(f"{count(facts.missing_predecessors)} predecessors are not in the trace and count as over.")
         if self.row_limit is not None:
             lines.append(f"Only the first {count(self.row_limit)} rows of the file were read (--limit).")
         if self.faults:

@@ -16,6 +16,8 @@ from trtkv.traces.length_columns import refuse_hit_rates
 from trtkv.traces.options import ReadOptions, Rows
 from trtkv.traces.row_sources import FolderRows, folder_files, open_rows
 from trtkv.traces.rows import Row, RowFaultError
+from trtkv.traces.sessions.apply_protocol import apply_protocol
+from trtkv.traces.sessions.protocol import Outputs, SessionProtocol, Sessions
 from trtkv.traces.trace import RequestTrace, RowFault, TraceRequest
 from trtkv.traces.trace_format import TraceFormat
 from trtkv.traces.trace_stream import DEFAULT_MAX_LINE_BYTES, STDIN_NAME, open_stream
@@ -45,12 +47,15 @@ def read_trace(
     limit: int | None = None,
     max_line_bytes: int | None = None,
     allow_lengths_only: bool = False,
+    sessions: Sessions | str = Sessions.TRACE,
+    outputs: Outputs | str = Outputs.TRACE,
 ) -> RequestTrace:
     """Read a trace: a file, plain, gzip, zstd or Parquet; a folder of files of one format; ``-`` is standard input.
 
     Without ``format_name`` the first row tells the format. ``block_size`` (tokens of a hash id), ``tokenizer`` and
     ``chat_template`` are for the formats that need them; ``output_length`` is for rows that do not say how much is
-    generated. ``limit`` takes so many rows from the front, ``lenient`` skips faulty rows and counts them. Raises
+    generated. ``sessions`` and ``outputs`` say which requests wait for others and what they generate: docs/sessions.md.
+    ``limit`` takes so many rows from the front, ``lenient`` skips faulty rows and counts them. Raises
     TraceFormatError with file, line and reason for what is not a trace, and for a row longer than ``max_line_bytes``;
     InvalidInputError for wrong options, and for a format without tokens unless ``allow_lengths_only``.
     """
@@ -59,8 +64,9 @@ def read_trace(
     if output_length is not None and check_integer("output length", output_length) < 0:
         raise InvalidInputError(f"output length is {output_length}; give 0 or more")
     options = ReadOptions(block_size, None if tokenizer is None else Path(tokenizer), chat_template, output_length)
+    protocol = SessionProtocol(Sessions(sessions), Outputs(outputs))
     with _open(path, named, lenient, limit, max_line_bytes) as rows:
-        return _load(rows, shown, options, named, allow_lengths_only, limit)
+        return apply_protocol(_load(rows, shown, options, named, allow_lengths_only, limit), protocol)
 
 
 def detect_format(path: str | os.PathLike[str]) -> TraceFormat:

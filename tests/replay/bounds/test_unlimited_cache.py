@@ -9,13 +9,16 @@ from tests.replay.helpers import DATA
 from trtkv.replay.closed_loop.result import ReplayResult
 from trtkv.replay.closed_loop.run import replay_trace
 from trtkv.replay.config import ReplayConfig
+from trtkv.traces.sessions.protocol import OLD_PROTOCOL
 from trtkv.traces.trace_reader import read_trace
 
 TRACES = [("chat_120.jsonl", 64), ("rag_100.jsonl", 64), ("agent_60.jsonl", 512)]
 
 
 def replay_file(name: str, block_size: int, **settings: object) -> ReplayResult:
-    return replay_trace(read_trace(DATA / name, block_size=block_size), ReplayConfig(**settings))[0]
+    """The model knows neither sessions nor outputs of a trace."""
+    trace = read_trace(DATA / name, block_size=block_size, **OLD_PROTOCOL.options)
+    return replay_trace(trace, ReplayConfig(**settings))[0]
 
 
 @pytest.mark.parametrize(("name", "block_size"), TRACES)

@@ -10,6 +10,7 @@ from tests.shown import shown
 from trtkv.replay.scheduler_loop.loop_result import REQUEST_COLUMNS
 from trtkv.replay.utilisation import UtilisationSample
 from trtkv.tables.json_text import json_text
+from trtkv.traces.sessions.protocol import SessionFacts
 
 REQUESTS = [
     token_request(0, [1] * 7, 6),
@@ -39,6 +40,7 @@ def test_json_is_equal_for_equal_runs_and_its_keys_have_an_order():
         "format",
         "block_size",
         "trace_requests",
+        *SessionFacts().to_json(),
         "malformed_rows",
         "settings",
         "counts",

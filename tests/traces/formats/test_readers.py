@@ -215,7 +215,7 @@ def test_session_is_flattened_by_time_with_sub_agents(tmp_path: Path) -> None:
     assert [(request.timestamp, request.input_length) for request in requests] == [(0, 9), (10, 8), (20, 13), (35, 12)]
     main, sub, main_again, sub_again = requests
     assert common_prefix(main, sub) == 4  # local: an id means the same for sub-agents of the session
-    assert common_prefix(main, main_again) == 8  # the 9th token has no identity
+    assert common_prefix(main, main_again) == 9  # the 9th token has no name, but the next turn goes on from it
     assert common_prefix(sub, sub_again) == 8
 
 

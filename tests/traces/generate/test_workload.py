@@ -133,4 +133,4 @@ def test_arguments_out_of_range_are_refused_at_once(arguments, told):
 
 def test_rows_are_mooncake_json():
     row = json.loads(rows_of("rag", 1)[0].to_json())
-    assert list(row) == ["timestamp", "input_length", "output_length", "hash_ids"]
+    assert list(row) == ["timestamp", "input_length", "output_length", "hash_ids", "session_id"]

@@ -7,21 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from xxhash import xxh3_128_digest
 
 from trtkv.checks import check_integer
 from trtkv.records.rate import Rate
 from trtkv.replay import topics
 from trtkv.replay.bounds.clairvoyant import ClairvoyantCache, UnitRequest
-from trtkv.replay.schedule import Skip, closed_loop_events, num_pool_blocks
+from trtkv.replay.schedule import Admit, Skip, closed_loop_events, num_pool_blocks
 from trtkv.tables.result import Result
 from trtkv.tables.table import Table, rates_table
 from trtkv.traces.prefixes.prefix_tree import PrefixTree
 from trtkv.traces.prefixes.symbols import BlockSymbols, TokenSymbols, stored_tokens
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from trtkv.replay.config import ReplayConfig
-    from trtkv.traces.trace import TraceRequest
+    from trtkv.traces.trace import KeyConstraints, TraceRequest
 
 INFINITE: Final = "infinite"
 CLAIRVOYANT: Final = "clairvoyant"
@@ -108,27 +113,28 @@ def compute_bounds(
     if capacity_tokens is not None:
         check_integer("capacity_tokens", capacity_tokens)
     num_blocks = num_pool_blocks(requests, tokens_per_block, capacity_tokens)
-    loop: dict[str, Any] = {"tokens_per_block": tokens_per_block, "num_blocks": num_blocks, "live": live}
-    skipped = {event.request.index for event in closed_loop_events(requests, **loop) if isinstance(event, Skip)}
-    run = [request for request in requests if request.index not in skipped]
+    events = list(closed_loop_events(requests, tokens_per_block=tokens_per_block, num_blocks=num_blocks, live=live))
+    run = [request for event in events if isinstance(event, Admit) for request in event.requests]
     unit = 1 if partial_reuse else tokens_per_block
     tree, found = _build_tree(run, unit)
     cache = ClairvoyantCache(
         [UnitRequest(tree.path(i), found_units(request, unit), request.input_length) for i, request in enumerate(run)],
+        events,
         unit=unit,
         capacity=(num_blocks + host_tokens // tokens_per_block) * (tokens_per_block // unit),
     )
-    cache.run(closed_loop_events(run, **loop))
+    cache.run()
+    rests = 0 if partial_reuse else _count_whole_rests(run, tokens_per_block)
     return Bounds(
         tokens_per_block=tokens_per_block,
         capacity_tokens=capacity_tokens,
         live=live,
         partial_reuse=partial_reuse,
         requests=len(run),
-        skipped_requests=len(skipped),
+        skipped_requests=sum(isinstance(event, Skip) for event in events),
         prompt_tokens=sum(request.input_length for request in run),
-        infinite_hit_tokens=sum(found) * unit,
-        clairvoyant_hit_tokens=cache.num_hits * unit,
+        infinite_hit_tokens=sum(found) * unit + rests,
+        clairvoyant_hit_tokens=cache.num_hits * unit + rests,
     )
 
 
@@ -163,6 +169,24 @@ def bounds_of(requests: Sequence[TraceRequest], config: ReplayConfig) -> Bounds 
 def found_units(request: TraceRequest, unit: int) -> int:
     """Units of a prompt that can be found: the last token is always computed."""
     return (request.input_length - 1) // unit
+
+
+def _count_whole_rests(requests: Sequence[TraceRequest], tokens_per_block: int) -> int:
+    """Tokens after the last full block that are found although parts of blocks are not: they are a started block whole.
+
+    That is so for a prompt which without its last token is exactly what an earlier request left.
+    """
+    left: set[tuple[KeyConstraints | None, bytes]] = set()
+    num_tokens = 0
+    for request in requests:
+        if (request.constraints, _digest(request.tokens()[:-1])) in left:
+            num_tokens += (request.input_length - 1) % tokens_per_block
+        left.add((request.constraints, _digest(stored_tokens(request))))
+    return num_tokens
+
+
+def _digest(tokens: NDArray[np.int32]) -> bytes:
+    return xxh3_128_digest(tokens.astype("<i4", copy=False).tobytes())
 
 
 def _build_tree(requests: Sequence[TraceRequest], unit: int) -> tuple[PrefixTree, list[int]]:

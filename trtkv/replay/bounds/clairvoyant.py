@@ -8,6 +8,10 @@ nobody holds may be kept or given up at will; held and kept units together never
 units that are held or kept, from its start to the first that is not. Generated units can be found once their request
 is done.
 
+Text can be generated again: a unit that a request in between leaves anyway need not be kept until then. So a unit has
+uses (prompts that contain it) and supplies (ends of requests that generated it), and is kept from one of these to the
+next use only.
+
 Belady's rule gives up the unit whose next use lies farthest ahead. A unit is never needed later than the ones behind
 it, so what the rule keeps is always a whole prefix, and the rule is optimal: keeping a unit from one use to the next
 takes one place for that time and gains one hit, and what is held does not depend on what is kept.
@@ -16,7 +20,7 @@ takes one place for that time and gains one hit, and what is held does not depen
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,7 +46,7 @@ class UnitRequest(NamedTuple):
 class _Run:
     """State of one edge."""
 
-    __slots__ = ("depth", "holders", "kept", "length", "next_use", "uses", "version")
+    __slots__ = ("depth", "holders", "kept", "length", "next_use", "supplies", "uses", "version")
 
     def __init__(self, edge: Edge) -> None:
         self.depth = edge.start
@@ -52,6 +56,8 @@ class _Run:
         """Leading units that are kept while nobody holds the run."""
         self.uses: list[tuple[int, bool]] = []
         """Requests still to come whose prompt has this run, the next one last; whether they may find it."""
+        self.supplies: list[int] = []
+        """Numbers of the events still to come at which a request that generated this run ends, the next one last."""
         self.next_use = inf
         self.version = 0
 
@@ -67,12 +73,15 @@ class _Live(NamedTuple):
 class ClairvoyantCache:
     """One run of the closed loop; ``num_hits`` is the number of units found."""
 
-    def __init__(self, requests: Sequence[UnitRequest], *, unit: int, capacity: int) -> None:
+    def __init__(self, requests: Sequence[UnitRequest], events: Sequence[Event], *, unit: int, capacity: int) -> None:
         if unit < 1 or capacity < 1:
             raise InvalidInputError(f"unit {unit} and capacity {capacity} must be at least 1")
         self.num_hits = 0
         self._requests = requests
+        self._events = events
         self._unit = unit
+        self._now = 0
+        self._admitted_at: list[int] = []  # by position: number of the event
         self._capacity = capacity
         self._num_held = 0
         self._num_kept = 0
@@ -84,9 +93,10 @@ class ClairvoyantCache:
         self._num_pushed = 0
         self._note_uses()
 
-    def run(self, events: Iterable[Event]) -> None:
+    def run(self) -> None:
         """Go through all events, which must be those of the requests, in the same order."""
-        for event in events:
+        for number, event in enumerate(self._events):
+            self._now = number
             if isinstance(event, Admit):
                 for request in event.requests:
                     self._admit(request)
@@ -98,6 +108,14 @@ class ClairvoyantCache:
             self._shrink()
 
     def _note_uses(self) -> None:
+        released_at: dict[int, int] = {}
+        indices: list[int] = []
+        for number, event in enumerate(self._events):
+            if isinstance(event, Admit):
+                self._admitted_at += [number] * len(event.requests)
+                indices += [request.index for request in event.requests]
+            elif isinstance(event, Release):
+                released_at.update((request.index, number) for request in event.requests)
         for position in reversed(range(len(self._requests))):
             request = self._requests[position]
             for edge in request.path:
@@ -106,6 +124,10 @@ class ClairvoyantCache:
                     run = self._runs[edge] = _Run(edge)
                 if edge.end <= self._num_full(request):
                     run.uses.append((position, edge.end <= request.num_findable))
+                else:
+                    run.supplies.append(released_at[indices[position]])
+        for run in self._runs.values():
+            run.supplies.sort(reverse=True)
 
     def _num_full(self, request: UnitRequest) -> int:
         return request.prompt_tokens // self._unit
@@ -170,6 +192,10 @@ class ClairvoyantCache:
         run.kept = 0
         run.version += 1
         if not run.uses or not run.uses[-1][1]:
+            return
+        while run.supplies and run.supplies[-1] <= self._now:
+            run.supplies.pop()
+        if run.supplies and run.supplies[-1] < self._admitted_at[run.uses[-1][0]]:
             return
         run.next_use = run.uses[-1][0]
         run.kept = run.length

@@ -21,28 +21,26 @@ _NUM_LOADED = 64
 
 
 class ObservedManager:
-    """A ReplayManager. ``next_waiting``: the request of the trace behind this one, if any."""
+    """A ReplayManager. ``next_waiting``: the request that would be admitted next, if there is one that may start."""
 
     def __init__(
         self,
         manager: KVCacheManager,
         observer: CauseObserver,
         max_live: int,
-        next_waiting: Callable[[RequestId], RequestId | None],
+        next_waiting: Callable[[], RequestId | None],
     ) -> None:
         self._manager = manager
         self._observer = observer
         self._max_live = max_live
         self._next_waiting = next_waiting
         self._num_live = 0
-        self._last_admitted: RequestId = -1
 
     def add_sequence_batch(
         self, request_infos: Sequence[tuple[RequestId, int, int]], requests: Sequence[LlmRequest], /
     ) -> None:
         """Admit requests."""
         self._num_live += len(requests)
-        self._last_admitted = requests[-1].request_id
         self._note_waiting()
         self._observer.admit(requests)
         self._manager.add_sequence_batch(request_infos, requests)
@@ -68,7 +66,7 @@ class ObservedManager:
     def _note_waiting(self) -> None:
         """With fewer requests live than may be, the next one was turned away for lack of room."""
         if self._num_live < self._max_live:
-            waiting = self._next_waiting(self._last_admitted)
+            waiting = self._next_waiting()
             if waiting is not None:
                 self._observer.wait(waiting)
 

@@ -7,13 +7,14 @@ appended just before that. Both leave every count as if each round were run by i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from trtkv.common import RequestId, ceil_div
 from trtkv.records.llm_request import LlmRequest, LlmRequestState
-from trtkv.traces.outputs import generated_tokens
+from trtkv.replay.eligible_requests import EligibleRequests
+from trtkv.traces.outputs import output_tokens
 
 if TYPE_CHECKING:
     from trtkv.traces.trace import TraceRequest
@@ -50,6 +51,14 @@ class PhaseSeconds:
     remove: float = 0.0
 
 
+class RequestOutcome(NamedTuple):
+    """What became of one request."""
+
+    request_id: RequestId
+    found_tokens: int | None
+    """Prompt tokens found in the cache; None: it needed more blocks than there are and was never run."""
+
+
 @dataclass(slots=True)
 class ReplayCounts:
     """What the loop itself counts."""
@@ -67,14 +76,17 @@ class ReplayCounts:
     """Requests of which no token was found."""
     token_hit_rates: list[float] = field(default_factory=list)
     """Prepopulated share of the prompt, of each request run."""
+    outcomes: list[RequestOutcome] = field(default_factory=list)
+    """What became of each request, in the order in which they were admitted or skipped."""
 
 
 class _LiveRequest:
     """An admitted request and the tokens it has still to generate."""
 
-    __slots__ = ("left", "num_blocks", "request")
+    __slots__ = ("left", "num_blocks", "request", "trace_request")
 
     def __init__(self, trace_request: TraceRequest, num_blocks: int) -> None:
+        self.trace_request = trace_request
         self.request = make_llm_request(trace_request, trace_request.output_length)
         self.num_blocks = num_blocks
         self.left = trace_request.output_length
@@ -115,10 +127,17 @@ class ClosedLoop:
         self._timer = timer or _no_time
         self._progress = progress or _no_progress
         self._live: list[_LiveRequest] = []
+        self._waiting = EligibleRequests(())
+
+    @property
+    def next_request_id(self) -> RequestId | None:
+        """The request that would be admitted next; None if none may start."""
+        head = self._waiting.head
+        return None if head is None else head.index
 
     def run(self, trace: Iterable[TraceRequest]) -> None:
         """Replay all requests in order. Tokens of a request are made when it is admitted."""
-        waiting = _Waiting(trace)
+        waiting = self._waiting = EligibleRequests(trace)
         while True:
             admitted = self._admit(waiting)
             if admitted:
@@ -127,24 +146,27 @@ class ClosedLoop:
             if not self._live:
                 return
             self._decode()
-            self._remove_finished()
+            self._remove_finished(waiting)
             self._progress(self.counts.requests + self.counts.skipped_requests - len(self._live))
 
-    def _admit(self, waiting: _Waiting) -> list[_LiveRequest]:
+    def _admit(self, waiting: EligibleRequests) -> list[_LiveRequest]:
         """Requests of the trace that fit now, in order. Reserves their blocks and makes them live."""
         admitted: list[_LiveRequest] = []
-        while waiting.head is not None and len(self._live) < self._max_live:
-            num_blocks = self._num_needed_blocks(waiting.head)
+        while (head := waiting.head) is not None and len(self._live) < self._max_live:
+            num_blocks = self._num_needed_blocks(head)
             if num_blocks <= self._num_free_blocks:
-                live_request = _LiveRequest(waiting.head, num_blocks)
+                live_request = _LiveRequest(head, num_blocks)
                 self._num_free_blocks -= num_blocks
                 self._live.append(live_request)
                 admitted.append(live_request)
+                waiting.take()
             elif self._live:
                 break
             else:
                 self.counts.skipped_requests += 1
-            waiting.advance()
+                self.counts.outcomes.append(RequestOutcome(head.index, None))
+                waiting.take()
+                waiting.set_over(head)
         return admitted
 
     def _add(self, admitted: list[_LiveRequest]) -> None:
@@ -167,6 +189,7 @@ class ClosedLoop:
         counts.prepopulated_tokens += num_found
         counts.zero_hit_requests += num_found == 0
         counts.token_hit_rates.append(num_found / request.prompt_len)
+        counts.outcomes.append(RequestOutcome(request.request_id, num_found))
 
     def _store(self, admitted: list[_LiveRequest]) -> None:
         store_context_blocks = self._manager.store_context_blocks
@@ -186,31 +209,19 @@ class ClosedLoop:
         for live_request in self._live:
             live_request.left -= num_rounds
 
-    def _remove_finished(self) -> None:
+    def _remove_finished(self, waiting: EligibleRequests) -> None:
         finished = [live_request for live_request in self._live if live_request.left <= 0]
         self._live = [live_request for live_request in self._live if live_request.left > 0]
         for live_request in finished:
             request = live_request.request
-            request.add_new_tokens([generated_tokens(request.request_id, request.max_new_tokens)])
+            request.add_new_tokens([output_tokens(live_request.trace_request)])
         start = self._timer()
         for live_request in finished:
             self._manager.remove_sequence(live_request.request.request_id, live_request.request)
         self.seconds.remove += self._timer() - start
+        for live_request in finished:
+            waiting.set_over(live_request.trace_request)
         self._num_free_blocks += sum(live_request.num_blocks for live_request in finished)
-
-
-class _Waiting:
-    """The part of a trace not admitted yet; ``head`` is its first request."""
-
-    __slots__ = ("_rest", "head")
-
-    def __init__(self, trace: Iterable[TraceRequest]) -> None:
-        self._rest: Iterator[TraceRequest] = iter(trace)
-        self.head = next(self._rest, None)
-
-    def advance(self) -> None:
-        """Take the head away."""
-        self.head = next(self._rest, None)
 
 
 def _no_time() -> float:

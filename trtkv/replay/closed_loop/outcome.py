@@ -54,6 +54,11 @@ class Outcome(Result, Protocol):
         return None
 
     @property
+    def requests(self) -> dict[str, object] | None:
+        """What became of each request, if that is kept."""
+        return None
+
+    @property
     def over_time(self) -> UtilisationSamples | None:
         """Steps over time, if steps were run."""
         return None

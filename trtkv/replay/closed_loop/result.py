@@ -115,6 +115,17 @@ class ReplayResult(Outcome):
             Rate("zero_hit_share", ZERO_HIT_SHARE, counts.zero_hit_requests, counts.requests),
         ]
 
+    @property
+    def requests(self) -> dict[str, object]:
+        """Tokens found by each request (0 if it was skipped), the order of admission, and what was skipped."""
+        outcomes = self.counts.outcomes
+        found = {outcome.request_id: outcome.found_tokens or 0 for outcome in outcomes}
+        return {
+            "found_by_request": [found[request_id] for request_id in sorted(found)],
+            "admitted": [outcome.request_id for outcome in outcomes if outcome.found_tokens is not None],
+            "skipped": [outcome.request_id for outcome in outcomes if outcome.found_tokens is None],
+        }
+
     def with_bounds(self, bounds: Bounds) -> ReplayResult:
         """The result with bounds of the same run. Raises LogicError if they are none."""
         counts, found = self.counts, self.counts.prepopulated_tokens
@@ -180,6 +191,7 @@ class ReplayResult(Outcome):
             "compatibility": config.compatibility,
             "attention_windows": ["full" if window is None else window for window in config.windows],
             "max_sequence_length": self.max_sequence_length,
+            **self.trace.sessions.to_json(),
             "rates": [rate.to_json() for rate in self.rates],
             "windows": [window.to_json() for window in self.windows],
             **{name: part.to_json() for name, part in self._optional_parts().items() if part is not None},
@@ -226,6 +238,7 @@ class ReplayResult(Outcome):
                 "partial reuse": _reuse_words(config),
                 "attention windows, tokens": ", ".join(map(window, config.windows)),
                 "behaviour": "as recorded, faults included" if config.compatibility else "default",
+                **self.trace.session_words(),
             },
             {
                 "requests run": counts.requests,

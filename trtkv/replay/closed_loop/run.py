@@ -36,8 +36,11 @@ def replay_trace(
     """
     observer = _observer(trace, config) if explain else None
     manager = config.build_manager(trace.requests, block_listener=observer)
+    observed = (
+        None if observer is None else ObservedManager(manager, observer, config.live, lambda: loop.next_request_id)
+    )
     loop = ClosedLoop(
-        manager if observer is None else _observed(manager, observer, trace, config),
+        manager if observed is None else observed,
         tokens_per_block=config.tokens_per_block,
         num_primary_blocks=config.num_primary_blocks(trace.requests),
         live=config.live,
@@ -45,6 +48,8 @@ def replay_trace(
         timer=timer,
         progress=progress,
     )
+    if observer is not None:
+        observer.watch(manager)
     loop.run(trace.requests)
     result = _result(trace, config, loop.counts, manager)
     if observer is not None:
@@ -60,16 +65,6 @@ def _observer(trace: RequestTrace, config: ReplayConfig) -> CauseObserver:
         config.tokens_per_block,
         trace_token_loader(requests),
         has_constraints=any(request.constraints is not None for request in requests),
-    )
-
-
-def _observed(
-    manager: KVCacheManager, observer: CauseObserver, trace: RequestTrace, config: ReplayConfig
-) -> ObservedManager:
-    observer.watch(manager)
-    num_requests = len(trace.requests)
-    return ObservedManager(
-        manager, observer, config.live, lambda index: index + 1 if index + 1 < num_requests else None
     )
 
 

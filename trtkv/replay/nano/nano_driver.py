@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from trtkv.checks import check_count, check_integer
-from trtkv.errors import ConfigurationError, check
+from trtkv.errors import ConfigurationError, InvalidInputError, check
 from trtkv.nano import BlockManager, SamplingParams, Scheduler, SchedulerConfig, Sequence
 from trtkv.replay.closed_loop.closed_loop import PhaseSeconds, Progress, Timer
+from trtkv.replay.eligible_requests import EligibleRequests
 from trtkv.replay.nano.nano_result import NanoCounts, NanoResult
 from trtkv.replay.schedule import Admit, Decode, Release, Skip, closed_loop_events, num_pool_blocks
-from trtkv.traces.outputs import generated_tokens
+from trtkv.traces.outputs import output_tokens
 
 if TYPE_CHECKING:
     from trtkv.traces.trace import RequestTrace, TraceRequest
@@ -49,6 +50,7 @@ def run_nano(
     number of requests done.
     """
     requests = trace.requests
+    refuse_constraints(requests)
     num_blocks = _num_blocks(requests, tokens_per_block, capacity_tokens)
     loop = _ClosedLoop(make_manager(num_blocks, tokens_per_block), timer or _no_time)
     for event in closed_loop_events(requests, tokens_per_block=tokens_per_block, num_blocks=num_blocks, live=live):
@@ -81,6 +83,7 @@ def run_nano_scheduler(
     counted apart. Requests that the whole pool could not hold to their end are skipped.
     """
     requests = trace.requests
+    refuse_constraints(requests)
     num_blocks = _num_blocks(requests, tokens_per_block, capacity_tokens)
     scheduler = Scheduler(
         SchedulerConfig(
@@ -91,9 +94,9 @@ def run_nano_scheduler(
         )
     )
     counts = NanoCounts()
-    waiting = _fitting(requests, num_blocks * tokens_per_block, counts)
-    loop = _SchedulerLoop(scheduler, counts)
-    while loop.fill(waiting, live):
+    waiting = _Waiting(requests, num_blocks * tokens_per_block, counts)
+    loop = _SchedulerLoop(scheduler, counts, waiting)
+    while loop.fill(live):
         loop.step()
         if progress is not None:
             progress(counts.requests + counts.skipped_requests - len(loop.tokens))
@@ -130,7 +133,7 @@ class _ClosedLoop:
             seq.num_scheduled_tokens = 0
         seconds.store += timer() - middle
         for seq, request in zip(sequences, requests, strict=True):
-            tokens = iter(generated_tokens(request.index, request.output_length).tolist())
+            tokens = iter(output_tokens(request).tolist())
             self.live[request.index] = (seq, tokens)
 
     def decode(self, num_rounds: int) -> None:
@@ -161,21 +164,22 @@ class _ClosedLoop:
 class _SchedulerLoop:
     """Steps of the scheduler, with a look at each sequence between scheduling and accounting."""
 
-    def __init__(self, scheduler: Scheduler, counts: NanoCounts) -> None:
+    def __init__(self, scheduler: Scheduler, counts: NanoCounts, waiting: _Waiting) -> None:
         self.scheduler = scheduler
+        self._waiting = waiting
         self.counts = counts
         self.tokens: dict[int, Iterator[int]] = {}
         """Sequence id -> tokens it has still to generate."""
         self._admitted: set[int] = set()
         self._preempted: set[int] = set()
 
-    def fill(self, waiting: Iterator[TraceRequest], live: int) -> bool:
+    def fill(self, live: int) -> bool:
         """Top up to ``live`` sequences; False when none is left."""
         while len(self.tokens) < live:
-            request = next(waiting, None)
+            request = self._waiting.take()
             if request is None:
                 break
-            self.tokens[request.index] = iter(generated_tokens(request.index, request.output_length).tolist())
+            self.tokens[request.index] = iter(output_tokens(request).tolist())
             self.scheduler.add(make_sequence(request, self.scheduler.block_size))
         return bool(self.tokens)
 
@@ -194,6 +198,7 @@ class _SchedulerLoop:
             if seq.is_finished:
                 del self.tokens[seq.seq_id]
                 self._admitted.discard(seq.seq_id)
+                self._waiting.set_over(seq.seq_id)
 
     def _count_prefill(self, seq: Sequence) -> None:
         if seq.seq_id not in self._admitted:
@@ -218,13 +223,39 @@ class _SchedulerLoop:
         return is_prefill and seq.num_cached_tokens + seq.num_scheduled_tokens < seq.num_tokens
 
 
-def _fitting(requests: Iterable[TraceRequest], capacity: int, counts: NanoCounts) -> Iterator[TraceRequest]:
-    """Requests that the pool can hold to their end; the last generated token needs no room."""
+class _Waiting:
+    """Requests that may start, but not those that the pool could not hold to their last token but one."""
+
+    def __init__(self, requests: Iterable[TraceRequest], capacity: int, counts: NanoCounts) -> None:
+        self._requests = {request.index: request for request in requests}
+        self._eligible = EligibleRequests(self._requests.values())
+        self._capacity = capacity
+        self._counts = counts
+
+    def take(self) -> TraceRequest | None:
+        """The next request; None if none may start now."""
+        while (request := self._eligible.head) is not None:
+            self._eligible.take()
+            if request.input_length + max(1, request.output_length) - 1 <= self._capacity:
+                return request
+            self._counts.skipped_requests += 1
+            self._eligible.set_over(request)
+        return None
+
+    def set_over(self, index: int) -> None:
+        """A request is done."""
+        self._eligible.set_over(self._requests[index])
+
+
+def refuse_constraints(requests: Iterable[TraceRequest]) -> None:
+    """Raise InvalidInputError for a request with a salt or an adapter, which nano-vllm's hashes do not know."""
     for request in requests:
-        if request.input_length + max(1, request.output_length) - 1 <= capacity:
-            yield request
-        else:
-            counts.skipped_requests += 1
+        if request.constraints is not None:
+            given = ", ".join(f"{name} {value!r}" for name, value in request.constraints._asdict().items() if value)
+            raise InvalidInputError(
+                f"request {request.index} has {given}, which nano-vllm's keys do not hold: it would share blocks with "
+                "others; replay the trace with --system tensorrt-llm"
+            )
 
 
 def _num_blocks(requests: Iterable[TraceRequest], tokens_per_block: int, capacity_tokens: int | None) -> int:

@@ -134,6 +134,7 @@ class NanoResult(Outcome):
             "format": trace.format,
             "block_size": trace.block_size,
             "trace_requests": len(trace.requests),
+            **trace.sessions.to_json(),
             "skipped_requests": counts.skipped_requests,
             "malformed_rows": len(trace.faults),
             "zero_hit_requests": counts.zero_hit_requests,

@@ -191,6 +191,7 @@ class LoopResult(Outcome):
             "format": self.trace.format,
             "block_size": self.trace.block_size,
             "trace_requests": len(self.trace.requests),
+            **self.trace.sessions.to_json(),
             "malformed_rows": len(self.trace.faults),
             "settings": self._settings_json(),
             "counts": self._counts_json(),

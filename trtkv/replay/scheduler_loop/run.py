@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkv.replay.scheduler_loop.arrival_queue import make_arrivals
+from trtkv.replay.scheduler_loop.arrival_queue import ArrivalQueue
 from trtkv.replay.scheduler_loop.loop_backend import DirectBackend, LoopBackend
 from trtkv.replay.scheduler_loop.loop_result import LoopResult
 from trtkv.replay.scheduler_loop.refusal import RefusalCheck
@@ -40,7 +40,7 @@ def replay_with_scheduler(
         after_step=after_step,
         progress=progress,
     )
-    loop.run(make_arrivals(trace.requests, config.arrivals, seconds_per_unit))
+    loop.run(ArrivalQueue(trace.requests, config.arrivals, seconds_per_unit))
     return LoopResult(
         trace=trace,
         config=config,

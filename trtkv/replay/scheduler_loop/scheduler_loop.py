@@ -15,13 +15,13 @@ from trtkv.common import RequestId
 from trtkv.errors import OutOfBlocksError
 from trtkv.records.llm_request import LlmRequest, LlmRequestState
 from trtkv.replay.closed_loop.closed_loop import Progress
-from trtkv.replay.scheduler_loop.arrival_queue import Arrival, ArrivalQueue
+from trtkv.replay.scheduler_loop.arrival_queue import ArrivalQueue
 from trtkv.replay.scheduler_loop.loop_counts import Refusal, RequestRecord
 from trtkv.replay.scheduler_loop.loop_ledger import LoopLedger
 from trtkv.replay.scheduler_loop.progress_watch import ProgressWatch, describe_requests
 from trtkv.replay.scheduler_loop.step_time import StepTimeModel, StepWork
 from trtkv.scheduler.scheduled_requests import ScheduledRequests
-from trtkv.traces.outputs import generated_token
+from trtkv.traces.outputs import generated_token, output_tokens
 
 if TYPE_CHECKING:
     from trtkv.manager.kv_cache_manager import KVCacheManager
@@ -64,6 +64,9 @@ class SchedulerLoop:
         self._progress = progress
         self._waiting: deque[TraceRequest] = deque()
         self._active: dict[RequestId, LlmRequest] = {}
+        self._sources: dict[RequestId, TraceRequest] = {}  # of active requests
+        self._outputs: dict[RequestId, list[int]] = {}  # of those whose output the trace tells
+        self._ended: list[TraceRequest] = []  # in the step that is being run
         self._watch = ProgressWatch(max_sequence_length + max_active, self.describe)
         self._num_primary_blocks = sum(
             metadata.allotted_primary_blocks for metadata in backend.manager.window_sizes_metadata.values()
@@ -79,13 +82,15 @@ class SchedulerLoop:
         """Requests that the schedulers look at, oldest first."""
         return list(self._active.values())
 
-    def run(self, arrivals: Iterable[Arrival]) -> None:
-        """Run all requests, given in order of arrival, to their ends."""
-        queue = ArrivalQueue(arrivals)
+    def run(self, queue: ArrivalQueue) -> None:
+        """Run all requests to their ends, as they arrive."""
         while True:
             self._receive(queue)
             if self._active:
                 self._step()
+                for request in self._ended:
+                    queue.set_over(request, self.now_ns)
+                self._ended.clear()
             elif queue.next_time_ns is None:
                 break
             else:
@@ -107,6 +112,7 @@ class SchedulerLoop:
             reason = self._find_refusal(request.index, request.input_length, num_new_tokens)
             if reason is not None:
                 self.ledger.refuse(Refusal(request.index, request.input_length, num_new_tokens, reason))
+                queue.set_over(request, arrival.time_ns)
                 continue
             record = RequestRecord(request.index, arrival.time_ns, request.input_length, num_new_tokens)
             self.ledger.arrive(record)
@@ -114,6 +120,9 @@ class SchedulerLoop:
         while self._waiting and len(self._active) < self._max_active:
             request = self._waiting.popleft()
             self._active[request.index] = self._backend.new_request(request, max(1, request.output_length))
+            self._sources[request.index] = request
+            if request.output is not None:
+                self._outputs[request.index] = output_tokens(request).tolist()
 
     def _set_time(self, now_ns: int) -> None:
         self.now_ns = now_ns
@@ -193,7 +202,9 @@ class SchedulerLoop:
         """One token for each; those that have all are marked and appended to ``finished``."""
         for request in requests:
             num_left = request.prompt_len + request.max_new_tokens - request.get_num_tokens()
-            request.add_new_token(generated_token(request.request_id, num_left))
+            output = self._outputs.get(request.request_id)
+            token = generated_token(request.request_id, num_left) if output is None else output[-num_left]
+            request.add_new_token(token)
             if num_left <= 1:
                 request.set_state(LlmRequestState.GENERATION_COMPLETE)
                 finished.append(request)
@@ -203,6 +214,8 @@ class SchedulerLoop:
         self.ledger.finish(request, self.now_ns)
         self._backend.drop_request(request)
         del self._active[request.request_id]
+        self._outputs.pop(request.request_id, None)
+        self._ended.append(self._sources.pop(request.request_id))
         if self._progress is not None:
             self._progress(self.ledger.counts.finished_requests + len(self.ledger.counts.refusals))
 

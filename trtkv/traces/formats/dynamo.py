@@ -11,7 +11,7 @@ from trtkv.traces.arrivals import Arrival, Link, numbered
 from trtkv.traces.block_names import BlockNames, check_id_count
 from trtkv.traces.options import ReadOptions, Rows
 from trtkv.traces.rows import Row, RowFaultError
-from trtkv.traces.trace import TraceRequest
+from trtkv.traces.trace import HashIdTokens, TraceRequest
 from trtkv.traces.trace_format import TraceFormat
 
 DYNAMO_SCHEMA: Final = "dynamo.request.trace.v1"
@@ -29,11 +29,22 @@ class _Request(NamedTuple):
     """Session that started this one."""
     end: float
     """ms, as the times of arrivals."""
+    completion: list[int | str]
+    """Names of the blocks of prompt and output together; empty if the trace does not have them."""
 
     @property
     def received(self) -> float:
         """When it came in."""
         return self.arrival.timestamp or 0
+
+    def with_completion(self, names: BlockNames) -> _Request:
+        """The request with the blocks of its completion as numbers."""
+        source = self.arrival.source
+        if not self.completion or not isinstance(source, HashIdTokens):
+            return self
+        named = names.tokens(self.completion, len(self.completion) * source.block_size, source.block_size)
+        completion = named if isinstance(named, HashIdTokens) else None
+        return self._replace(arrival=self.arrival._replace(completion=completion))
 
     def linked(self, wait_for: tuple[str, ...]) -> Arrival:
         """Its arrival as part of its session, if it has one."""
@@ -45,8 +56,8 @@ class _Request(NamedTuple):
 def read_dynamo(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
     """Requests by time of reception (ms), equal times in file order; rows of tools and payloads are passed over.
 
-    ``input_sequence_hashes`` are cumulative: equal hashes mean equal prompts up to there. Hashes of completions are not
-    used.
+    ``input_sequence_hashes`` are cumulative: equal hashes mean equal prompts up to there.
+    ``completion_sequence_hashes`` name the blocks of prompt and output together.
     """
     names = BlockNames()
     request_ids: set[str] = set()
@@ -63,11 +74,12 @@ def read_dynamo(rows: Rows, options: ReadOptions) -> list[TraceRequest]:
         total = fields.number(request, "total_time_ms", "request.") if request.get("total_time_ms") is not None else 0
         arrival = _arrival(names, request, options)
         request_ids.add(request_id)
-        return _Request(arrival, request_id, session, parent, (arrival.timestamp or 0) + total)
+        return _Request(arrival, request_id, session, parent, (arrival.timestamp or 0) + total, _completion(request))
 
     requests = [request for request in rows.records(convert) if request is not None]
     requests.sort(key=lambda request: request.received)
-    return numbered(_linked(requests))
+    # Names of completions are numbered after all of prompts, which so have the tokens they have without them.
+    return numbered(_linked([request.with_completion(names) for request in requests]))
 
 
 def _session(record: Row) -> tuple[str | None, str | None]:
@@ -103,6 +115,14 @@ def _linked(requests: list[_Request]) -> list[Arrival]:
         if after is not None:
             waits.setdefault(after.name, []).append(last.name)
     return [request.linked(tuple(waits.get(request.name, ()))) for request in requests]
+
+
+def _completion(request: Row) -> list[int | str]:
+    where = "request.replay."
+    replay = fields.mapping(request, "replay", "request.")
+    if replay.get("completion_sequence_hashes") is None:
+        return []
+    return list(fields.hash_ids(replay, "completion_sequence_hashes", where))
 
 
 def _recognise(row: Row) -> str | None:

@@ -34,6 +34,7 @@ class WorkloadRow(NamedTuple):
     input_length: int
     output_length: int
     hash_ids: list[int]
+    session_id: str
 
     def to_json(self) -> str:
         """The row as one line of JSON, without a line end."""
@@ -254,25 +255,30 @@ def generate_workload(kind: str, num_requests: int, rng: Random, block_size: int
 def _rows(kind: str, num_requests: int, world: World, hash_ids: HashIds) -> Iterator[WorkloadRow]:
     turns = _turns(WORKLOAD_KINDS[kind](world), world.sampler)
     for _ in range(num_requests):
-        turn = next(turns)
-        yield WorkloadRow(int(turn.time), _num_tokens(turn.prompt), turn.output_length, hash_ids.of_prompt(turn.prompt))
+        session, turn = next(turns)
+        ids = hash_ids.of_prompt(turn.prompt)
+        yield WorkloadRow(int(turn.time), _num_tokens(turn.prompt), turn.output_length, ids, f"s{session}")
 
 
-def _turns(model: WorkloadModel, sampler: Sampler) -> Iterator[Turn]:
-    """Turns of all sessions in order of time, without end. Sessions start independently of each other."""
-    queue: list[tuple[float, int, Turn, Iterator[Turn]]] = []
-    num_queued = 0
+def _turns(model: WorkloadModel, sampler: Sampler) -> Iterator[tuple[int, Turn]]:
+    """Turns of all sessions in order of time, without end, each with the number of its session.
+
+    Sessions start independently of each other.
+    """
+    queue: list[tuple[float, int, int, Turn, Iterator[Turn]]] = []
+    num_queued = num_sessions = 0
     next_start = 0.0
     while True:
         if not queue or next_start <= queue[0][0]:
-            session = model.session(next_start)
+            number, session = num_sessions, model.session(next_start)
+            num_sessions += 1
             next_start += sampler.exponential(model.ms_between_sessions)
         else:
-            _, _, turn, session = heapq.heappop(queue)
-            yield turn
+            _, _, number, turn, session = heapq.heappop(queue)
+            yield number, turn
         following = next(session, None)
         if following is not None:
-            heapq.heappush(queue, (following.time, num_queued, following, session))
+            heapq.heappush(queue, (following.time, num_queued, number, following, session))
             num_queued += 1
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from xxhash import xxh3_128_digest
 
 from trtkv.errors import InvalidInputError
-from trtkv.traces.outputs import generated_tokens
+from trtkv.traces.outputs import output_tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,7 +30,7 @@ def prompt_tokens(request: TraceRequest) -> NDArray[np.int32]:
 
 def stored_tokens(request: TraceRequest) -> NDArray[np.int32]:
     """What a finished request leaves in a cache: prompt and generated tokens but the last one."""
-    generated = generated_tokens(request.index, request.output_length)[:-1]
+    generated = output_tokens(request)[:-1]
     return np.concatenate((request.tokens(), generated)) if len(generated) else request.tokens()
 
 
