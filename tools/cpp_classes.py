@@ -399,14 +399,14 @@ BLOCK_KEY: Final = CppClass(
 BLOCK_KEY_FUNCTIONS: Final = CppClass(
     name="functions of blockKey.h",
     header="blockKey.h, BlockKeyHasher and chopVectorIntoBlocks of kvCacheManager.h included",
-    python="trtkv.keys.block_key",
+    python="trtkv.keys.*",
     methods="""
         BlockKeyHasher::hash(..) buildBlockKeys(..) generateBlockHashExtraKeys(..) getStoredBlockHashes(..)
         chopVectorIntoBlocks(..)
     """,
     renamed={
         "BlockKeyHasher::hash(..)": (
-            "trtkv.keys.block_key:hash_block_key",
+            "trtkv.keys.key_hash:hash_block_key",
             "a function; also the method BlockKey.hash",
         ),
         "getStoredBlockHashes(..)": (

@@ -114,7 +114,8 @@ def label_of(owner: Any) -> str:
 def attributes(owner: Any) -> Mapping[str, Any]:
     """Names of a module, or of a class and its bases: methods, properties, annotated and constructor-set fields."""
     if isinstance(owner, ModuleType):
-        return vars(owner)
+        own = owner.__name__
+        return {name: value for name, value in vars(owner).items() if getattr(value, "__module__", own) == own}
     result: dict[str, Any] = {}
     for base in reversed(owner.__mro__[:-1]):
         if not base.__module__.startswith("trtkv"):

@@ -132,8 +132,8 @@ if TYPE_CHECKING:
     from trtkv.inspection.invariants import find_violations as find_violations
     from trtkv.inspection.picture import draw as draw
     from trtkv.keys.block_key import BlockKey as BlockKey
-    from trtkv.keys.block_key import build_block_keys as build_block_keys
-    from trtkv.keys.block_key import hash_block_key as hash_block_key
+    from trtkv.keys.key_builder import build_block_keys as build_block_keys
+    from trtkv.keys.key_hash import hash_block_key as hash_block_key
     from trtkv.manager.kv_cache_manager import KVCacheManager as KVCacheManager
     from trtkv.pools.memory import CacheMemory as CacheMemory
     from trtkv.pools.memory import calculate_blocks_per_window as calculate_blocks_per_window

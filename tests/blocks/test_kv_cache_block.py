@@ -16,7 +16,8 @@ from trtkv.blocks.kv_cache_block import (
 from trtkv.blocks.radix_block_tree import UnifiedBlockTree
 from trtkv.common import CACHED_BLOCKS_ROOT_ID, PLACEHOLDER_BLOCK_ID
 from trtkv.errors import LogicError
-from trtkv.keys.block_key import BlockKey, PackedKey
+from trtkv.keys.block_key import BlockKey
+from trtkv.keys.packed_key import PackedKey
 from trtkv.records.kv_cache_index import NULL_INDEX, get_slot, make_index
 
 

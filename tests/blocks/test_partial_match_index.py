@@ -7,14 +7,8 @@ import random
 import pytest
 
 from trtkv.blocks.partial_match_index import KeyFunctions, PartialMatchIndex
-from trtkv.keys.block_key import (
-    BlockKey,
-    PackedKey,
-    first_token_of,
-    num_matching_tokens,
-    supports_partial_matching,
-    token_at,
-)
+from trtkv.keys.block_key import BlockKey
+from trtkv.keys.packed_key import PackedKey, first_token_of, num_matching_tokens, supports_partial_matching, token_at
 
 FUNCTIONS = KeyFunctions(first_token_of, num_matching_tokens, token_at, supports_partial_matching)
 

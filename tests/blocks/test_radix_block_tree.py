@@ -12,7 +12,9 @@ import pytest
 
 from trtkv.blocks.kv_cache_block import ChannelBlock, KVCacheBlock
 from trtkv.blocks.radix_block_tree import HashMapOrderedNode, LookupNode, LookupNodePtr, UnifiedBlockTree
-from trtkv.keys.block_key import BlockKey, PackedKey, hash_block_key
+from trtkv.keys.block_key import BlockKey
+from trtkv.keys.key_hash import hash_block_key
+from trtkv.keys.packed_key import PackedKey
 
 
 def key(*tokens: int) -> PackedKey:

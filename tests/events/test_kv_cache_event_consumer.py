@@ -268,7 +268,8 @@ def test_parent_outside_the_window_is_named_all_the_same() -> None:
 
 
 def manager_hashes(request: LlmRequest, count: int) -> list[int]:
-    from trtkv.keys.block_key import build_block_keys, hash_block_key
+    from trtkv.keys.key_builder import build_block_keys
+    from trtkv.keys.key_hash import hash_block_key
 
     hashes = [0]
     for key in build_block_keys(request, 4, request.get_num_tokens(0) - 1, True)[:count]:

@@ -18,7 +18,8 @@ from trtkv.events.kv_cache_events import (
     KVCacheUpdatedData,
 )
 from trtkv.exporters.trtllm_json import event_from_dict, event_to_dict, events_to_dicts
-from trtkv.keys.block_key import BlockKey, MmKey
+from trtkv.keys.block_key import BlockKey
+from trtkv.keys.packed_key import MmKey
 
 BIG_HASH = 2**64 - 5
 

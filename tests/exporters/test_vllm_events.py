@@ -22,7 +22,8 @@ from trtkv.exporters.vllm_events import (
     WireEvent,
     decode_batch,
 )
-from trtkv.keys.block_key import BlockKey, MmKey
+from trtkv.keys.block_key import BlockKey
+from trtkv.keys.packed_key import MmKey
 
 msgspec = pytest.importorskip("msgspec", reason="msgspec is not installed; it packs and reads messages")
 

@@ -12,23 +12,22 @@ from hypothesis import strategies as st
 
 from tests.builders import make_request
 from trtkv.errors import InvalidInputError
-from trtkv.keys.block_key import (
-    BlockKey,
-    MmKey,
-    PackedKey,
+from trtkv.keys.block_key import BlockKey
+from trtkv.keys.key_builder import (
     build_block_keys,
     build_block_keys_of,
-    check_multimodal_input,
     chop_vector_into_blocks,
-    first_token_of,
-    generate_block_hash_extra_keys,
-    hash_block_key,
-    hash_salt,
     is_plain,
     make_empty_key,
+)
+from trtkv.keys.key_hash import hash_block_key, hash_salt, resolve_hash
+from trtkv.keys.multimodal_keys import check_multimodal_input, generate_block_hash_extra_keys
+from trtkv.keys.packed_key import (
+    MmKey,
+    PackedKey,
+    first_token_of,
     num_key_tokens,
     num_matching_tokens,
-    resolve_hash,
     supports_partial_matching,
     token_bytes,
 )

@@ -7,7 +7,9 @@ from array import array
 
 import pytest
 
-from trtkv.keys.block_key import BlockKey, PackedKey, hash_block_key, hash_key_chain, mix_tokens_plainly, resolve_hash
+from trtkv.keys.block_key import BlockKey
+from trtkv.keys.key_hash import hash_block_key, hash_key_chain, mix_tokens_plainly, resolve_hash
+from trtkv.keys.packed_key import PackedKey
 
 pytest.importorskip("numba", reason='the compiled hash needs numba: pip install "trtkv[fast]"')
 

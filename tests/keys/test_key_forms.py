@@ -18,18 +18,15 @@ from trtkv.errors import ConfigurationError, InvalidInputError, OutOfBlocksError
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.inspection.invariants import check_invariants
 from trtkv.inspection.picture import draw
-from trtkv.keys.block_key import (
-    BlockKey,
+from trtkv.keys.block_key import BlockKey
+from trtkv.keys.key_builder import build_block_keys
+from trtkv.keys.key_form import convert_keys, digest_tokens, fold_tokens
+from trtkv.keys.key_hash import hash_block_key, hash_key_chain
+from trtkv.keys.packed_key import (
     MmKey,
     PackedKey,
-    build_block_keys,
-    convert_keys,
     describe_key,
-    digest_tokens,
     first_token_of,
-    fold_tokens,
-    hash_block_key,
-    hash_key_chain,
     num_key_tokens,
     num_matching_tokens,
     supports_partial_matching,

@@ -14,7 +14,9 @@ from tests.users.serving import admit, compute, serve
 from trtkv.common import KeyForm
 from trtkv.errors import OutOfBlocksError, TrtkvError
 from trtkv.events.kv_cache_events import KVCacheStoredData
-from trtkv.keys.block_key import BlockKey, build_block_keys, hash_block_key
+from trtkv.keys.block_key import BlockKey
+from trtkv.keys.key_builder import build_block_keys
+from trtkv.keys.key_hash import hash_block_key
 from trtkv.records.llm_request import LlmRequest, MultimodalInput
 
 IMAGE_TOKEN = 9

@@ -16,15 +16,9 @@ from trtkv.blocks.generation_request import SequenceWindow
 from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.common import MAX_INT32, PLACEHOLDER_BLOCK_ID
 from trtkv.errors import TrtkvError
-from trtkv.keys.block_key import (
-    PackedKey,
-    build_block_keys,
-    build_block_keys_of,
-    hash_block_key,
-    hash_keys_alone,
-    mix_tokens,
-    mix_tokens_plainly,
-)
+from trtkv.keys.key_builder import build_block_keys, build_block_keys_of
+from trtkv.keys.key_hash import hash_block_key, hash_keys_alone, mix_tokens, mix_tokens_plainly
+from trtkv.keys.packed_key import PackedKey
 from trtkv.records.llm_request import LlmRequestState
 from trtkv.window_block_manager import WindowBlockManager
 from trtkv.window_block_manager.loading import ClaimResult

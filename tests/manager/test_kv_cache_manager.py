@@ -26,7 +26,9 @@ from tests.snapshot import find_changes, take_snapshot
 from trtkv.common import RECURRENT_STATES, CacheType
 from trtkv.errors import InvalidInputError, OutOfBlocksError, UnknownIdError
 from trtkv.inspection.invariants import check_invariants
-from trtkv.keys.block_key import BlockKey, PackedKey, hash_block_key
+from trtkv.keys.block_key import BlockKey
+from trtkv.keys.key_hash import hash_block_key
+from trtkv.keys.packed_key import PackedKey
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.records.llm_request import LlmRequest, LlmRequestState, MultimodalInput
 from trtkv.window_block_manager.sequences import write_slot_at

@@ -17,7 +17,9 @@ from trtkv.events.kv_cache_events import KVCacheCreatedData, KVCacheRemovedData,
 from trtkv.exporters.trtllm_json import events_to_dicts
 from trtkv.exporters.vllm_events import BlockStored, VllmEventTranslator
 from trtkv.exporters.zmq_event_publisher import EventMessage, read_message
-from trtkv.keys.block_key import build_block_keys, hash_block_key, num_key_tokens
+from trtkv.keys.key_builder import build_block_keys
+from trtkv.keys.key_hash import hash_block_key
+from trtkv.keys.packed_key import num_key_tokens
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.records.llm_request import LlmRequest
 from trtkv.records.retention_config import KvCacheRetentionConfig, TokenRangeRetentionConfig

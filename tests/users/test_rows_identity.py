@@ -13,7 +13,9 @@ import pytest
 from tests.builders import TOKENS_PER_BLOCK, WINDOW, make_event_manager, make_kv_cache_manager, make_request
 from tests.users.serving import admit, serve
 from trtkv.events.kv_cache_event_consumer import KVCacheEventConsumer
-from trtkv.keys.block_key import BlockKey, build_block_keys, hash_block_key
+from trtkv.keys.block_key import BlockKey
+from trtkv.keys.key_builder import build_block_keys
+from trtkv.keys.key_hash import hash_block_key
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.records.llm_request import LlmRequest, MultimodalInput
 
@@ -91,7 +93,9 @@ def test_row_30_adapters_are_told_apart_by_id() -> None:
 
 
 PROGRAM = """
-from trtkv.keys.block_key import BlockKey, MmKey, hash_block_key
+from trtkv.keys.block_key import BlockKey
+from trtkv.keys.key_hash import hash_block_key
+from trtkv.keys.packed_key import MmKey
 plain = BlockKey((1, 2, 3, 4))
 rich = BlockKey((5, 6, 151643, -1), (0, 1, 2, 3), 7, "tenant a", (MmKey(bytes(range(32)), 3, "cat"),))
 first = plain.hash()

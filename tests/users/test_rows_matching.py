@@ -12,7 +12,8 @@ from tests.event_mirror import EventMirror
 from tests.replay.causes.explained import explained, rows, trace_of
 from tests.users.serving import admit, compute, decode, make_manager_with_memory, serve
 from trtkv.inspection.invariants import check_invariants
-from trtkv.keys.block_key import build_block_keys, hash_block_key
+from trtkv.keys.key_builder import build_block_keys
+from trtkv.keys.key_hash import hash_block_key
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.nano import BlockManager, Sequence
 

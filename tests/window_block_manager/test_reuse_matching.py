@@ -10,7 +10,8 @@ from tests.builders import TOKENS_PER_BLOCK, make_kv_cache_manager
 from tests.snapshot import take_snapshot
 from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.common import MAX_INT32, PLACEHOLDER_BLOCK_ID
-from trtkv.keys.block_key import BlockKey, PackedKey
+from trtkv.keys.block_key import BlockKey
+from trtkv.keys.packed_key import PackedKey
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.window_block_manager.reuse_matching import ReuseMatcher, ReuseMatches
 

@@ -266,7 +266,7 @@ def _resident_bytes() -> int:
 
 def event_hash(spec: Spec, make: MakeSystem, clock: Clock) -> Answer:
     """Chain hash of a prompt of ``size`` tokens, from its block keys."""
-    from trtkv.keys.block_key import hash_key_chain
+    from trtkv.keys.key_hash import hash_key_chain
 
     make(spec.pool)
     data = np.arange(spec.size, dtype=np.int32).tobytes()

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from trtkv import DataType, KeyForm, KVCacheManager, LlmRequest, LlmRequestState
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
-from trtkv.keys import block_key
+from trtkv.keys import key_hash
 from trtkv.records.llm_request import add_new_token_to_each
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ class BenchSystem:
         self._batch_ids: list[int] = []
         self._has_events = variant.startswith("events")
         if variant == "events-plain-hash":
-            block_key.load_compiled_hash = lambda: None
+            key_hash.load_compiled_hash = lambda: None
         elif self._has_events:
-            block_key.mix_tokens(b"\0\0\0\0", 0)  # compiled before anything is timed
+            key_hash.mix_tokens(b"\0\0\0\0", 0)  # compiled before anything is timed
         self._manager = KVCacheManager.from_arguments(
             [1],
             1,

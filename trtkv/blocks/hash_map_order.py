@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from trtkv.keys.block_key import PackedKey, hash_keys_alone
+from trtkv.keys.key_hash import hash_keys_alone
+from trtkv.keys.packed_key import PackedKey
 
 _BUCKET_COUNTS = (
     13, 29, 59, 127, 257, 541, 1109, 2357, 5087, 10273, 20753, 42043, 85229, 172933,

@@ -9,7 +9,8 @@ from trtkv.blocks.radix_block_tree import BLOCK_KEY_FUNCTIONS, HashMapOrderedNod
 from trtkv.blocks.templated_trie import Node
 from trtkv.common import CACHED_BLOCKS_ROOT_ID, PLACEHOLDER_BLOCK_ID, BlockId, Priority
 from trtkv.errors import check
-from trtkv.keys.block_key import EMPTY_KEY, HashLink, PackedKey, link_hash, num_key_tokens, resolve_hash
+from trtkv.keys.key_hash import HashLink, link_hash, resolve_hash
+from trtkv.keys.packed_key import EMPTY_KEY, PackedKey, num_key_tokens
 from trtkv.records.kv_cache_index import NULL_INDEX, SECONDARY_POOL_FLAG, KVCacheIndex
 from trtkv.records.retention_config import DEFAULT_RETENTION_PRIORITY
 

@@ -9,15 +9,16 @@ from trtkv.blocks.hash_map_order import HashMapOrder
 from trtkv.blocks.partial_match_index import EqualMatches, KeyFunctions
 from trtkv.blocks.templated_trie import ChildMap, Node, Trie, ValuedNode
 from trtkv.common import KeyForm
-from trtkv.keys import block_key
-from trtkv.keys.block_key import EMPTY_KEY, PackedKey
+from trtkv.keys import packed_key
+from trtkv.keys.key_form import convert_keys
+from trtkv.keys.packed_key import EMPTY_KEY, PackedKey
 
 if TYPE_CHECKING:
     from trtkv.blocks.kv_cache_block import KVCacheBlock
 
 
 BLOCK_KEY_FUNCTIONS: Final = KeyFunctions(
-    block_key.first_token_of, block_key.num_matching_tokens, block_key.token_at, block_key.supports_partial_matching
+    packed_key.first_token_of, packed_key.num_matching_tokens, packed_key.token_at, packed_key.supports_partial_matching
 )
 
 
@@ -52,7 +53,7 @@ class UnifiedBlockTree(Trie[PackedKey, "KVCacheBlock"]):
 
     def stored_form(self, keys: Sequence[PackedKey], tokens_per_block: int) -> Sequence[PackedKey]:
         """Keys as they would be stored, for keys of tokens."""
-        return block_key.convert_keys(list(keys), tokens_per_block, self.key_form)
+        return convert_keys(list(keys), tokens_per_block, self.key_form)
 
     def find_partial_matches(self, node: LookupNodePtr, key: PackedKey) -> Iterator[tuple[int, LookupNodePtr]]:
         """Children of a node that share leading tokens with a key, as (shared tokens, child), longest first."""

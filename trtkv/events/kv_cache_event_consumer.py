@@ -15,7 +15,7 @@ from trtkv.events.kv_cache_events import (
     KVCacheStoredData,
     KVCacheUpdatedData,
 )
-from trtkv.keys.block_key import PackedKey
+from trtkv.keys.packed_key import PackedKey
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from trtkv.common import Priority, WindowSize
-from trtkv.keys.block_key import PackedKey
+from trtkv.keys.packed_key import PackedKey
 
 
 class KVCacheCreatedData(NamedTuple):

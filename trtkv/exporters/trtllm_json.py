@@ -15,7 +15,8 @@ from trtkv.events.kv_cache_events import (
     KVCacheStoredData,
     KVCacheUpdatedData,
 )
-from trtkv.keys.block_key import BlockKey, MmKey
+from trtkv.keys.block_key import BlockKey
+from trtkv.keys.packed_key import MmKey
 
 JsonObject = dict[str, Any]
 

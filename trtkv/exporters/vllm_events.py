@@ -17,7 +17,8 @@ from trtkv.events.kv_cache_events import (
     KVCacheStoredData,
     KVCacheUpdatedData,
 )
-from trtkv.keys.block_key import BlockKey, num_key_tokens
+from trtkv.keys.block_key import BlockKey
+from trtkv.keys.packed_key import num_key_tokens
 
 MEDIA: Final = ("GPU", "CPU")
 """Names of the primary and the secondary level."""

@@ -30,14 +30,9 @@ from trtkv.common import (
 )
 from trtkv.errors import check
 from trtkv.eviction.eviction_policy import FreshBlocks, get_cache_level
-from trtkv.keys.block_key import (
-    PackedKey,
-    build_block_keys_of,
-    build_encoder_keys,
-    describe_key,
-    hash_block_key,
-    num_key_tokens,
-)
+from trtkv.keys.key_builder import build_block_keys_of, build_encoder_keys
+from trtkv.keys.key_hash import hash_block_key
+from trtkv.keys.packed_key import PackedKey, describe_key, num_key_tokens
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.records.kv_cache_index import NULL_INDEX
 from trtkv.records.llm_request import LlmRequest

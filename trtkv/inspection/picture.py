@@ -15,7 +15,7 @@ from trtkv.common import (
     BlockId,
     WindowSize,
 )
-from trtkv.keys.block_key import describe_key
+from trtkv.keys.packed_key import describe_key
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.window_block_manager import WindowBlockManager
 

@@ -1,4 +1,4 @@
-"""The token loop of the block hash, compiled by Numba (extra ``fast``); block_key has it in plain Python."""
+"""The token loop of the block hash, compiled by Numba (extra ``fast``); key_hash has it in plain Python."""
 
 from __future__ import annotations
 

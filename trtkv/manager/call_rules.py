@@ -11,14 +11,10 @@ from trtkv.common import CacheType, KeyForm, RequestId, TokenId
 from trtkv.errors import InvalidInputError
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheEvent
-from trtkv.keys.block_key import (
-    PackedKey,
-    build_block_keys,
-    build_block_keys_of,
-    build_encoder_keys,
-    convert_keys,
-    hash_key_chain,
-)
+from trtkv.keys.key_builder import build_block_keys, build_block_keys_of, build_encoder_keys
+from trtkv.keys.key_form import convert_keys
+from trtkv.keys.key_hash import hash_key_chain
+from trtkv.keys.packed_key import PackedKey
 from trtkv.manager.sequence_admission import check_same_request
 from trtkv.records.cache_settings import CacheSettings
 from trtkv.records.llm_request import LlmRequest, to_token_array

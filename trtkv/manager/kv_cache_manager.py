@@ -15,11 +15,9 @@ from trtkv.common import BlockId, CacheType, DataType, KeyForm, Priority, Reques
 from trtkv.errors import ConfigurationError, InvalidInputError, UnknownIdError
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheCreatedData, KVCacheEvent
-from trtkv.keys.block_key import (
-    BlockKey,
-    PackedKey,
-    build_block_keys_of,
-)
+from trtkv.keys.block_key import BlockKey
+from trtkv.keys.key_builder import build_block_keys_of
+from trtkv.keys.packed_key import PackedKey
 from trtkv.manager.behaviour import choose_classes
 from trtkv.manager.block_manager import BlockManager
 from trtkv.manager.call_rules import get_event_manager

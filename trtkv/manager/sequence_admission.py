@@ -9,7 +9,7 @@ from trtkv.blocks.generation_request import GenerationRequest
 from trtkv.checks import check_integer
 from trtkv.common import MAX_INT32, CacheType, RequestId, WindowSize
 from trtkv.errors import InvalidInputError
-from trtkv.keys.block_key import check_multimodal_input
+from trtkv.keys.multimodal_keys import check_multimodal_input
 from trtkv.manager.block_manager import BlockManager
 from trtkv.records.llm_request import LlmRequest
 from trtkv.window_block_manager import WindowBlockManager

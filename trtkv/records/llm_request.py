@@ -185,7 +185,7 @@ class LlmRequest:
         self._context_chunk_size = len(prompt)
         self._prepopulated_prompt_len = 0
         self._estimated_reusable_tokens = 0
-        self._block_key_cache: object = None  # owned by keys/block_key.py; dropped when tokens are cut
+        self._block_key_cache: object = None  # owned by keys/key_builder.py; dropped when tokens are cut
         self.alloc_total_blocks_per_request = 0
         self.alloc_new_blocks_per_request = 0
         self.reused_blocks_per_request = 0

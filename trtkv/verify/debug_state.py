@@ -45,7 +45,7 @@ def describe_queues(window_manager: WindowBlockManager) -> list[JsonValue]:
 
 
 def _describe_block(block: KVCacheBlock) -> list[JsonValue]:
-    from trtkv.keys.block_key import num_key_tokens
+    from trtkv.keys.packed_key import num_key_tokens
 
     return [
         block.ref_count,

@@ -145,7 +145,7 @@ def retention_per_block(state: MachineState, args: Args) -> JsonValue:
 
 def chop_vector_into_blocks(state: MachineState, args: Args) -> JsonValue:
     """Tokens cut into blocks."""
-    from trtkv.keys.block_key import chop_vector_into_blocks
+    from trtkv.keys.key_builder import chop_vector_into_blocks
 
     blocks = chop_vector_into_blocks(
         args["tokens"], args["usable_size"], args["tokens_per_block"], args["allow_partial"]
@@ -175,7 +175,8 @@ def linear_additional_blocks_needed(state: MachineState, args: Args) -> int:
 
 def build_block_keys(state: MachineState, args: Args) -> JsonValue:
     """Keys of a request with their chained hashes."""
-    from trtkv.keys.block_key import build_block_keys, hash_block_key
+    from trtkv.keys.key_builder import build_block_keys
+    from trtkv.keys.key_hash import hash_block_key
 
     request = state.get_request(args["id"])
     usable_size = args.get("usable_size")

@@ -29,7 +29,8 @@ from trtkv.verify.json_kinds import (
 )
 
 if TYPE_CHECKING:
-    from trtkv.keys.block_key import BlockKey, PackedKey
+    from trtkv.keys.block_key import BlockKey
+    from trtkv.keys.packed_key import PackedKey
 
 _FLOAT32: Final = struct.Struct("<f")
 
@@ -119,7 +120,8 @@ def read_pool_configurations(value: JsonValue) -> tuple[PoolConfiguration, ...]:
 
 def read_key(value: Args) -> BlockKey:
     """Block key of a key object."""
-    from trtkv.keys.block_key import BlockKey, MmKey
+    from trtkv.keys.block_key import BlockKey
+    from trtkv.keys.packed_key import MmKey
 
     tokens = value["tokens"]
     extra_ids = value.get("extra_ids")

@@ -22,17 +22,9 @@ from trtkv.errors import InvalidInputError, OutOfBlocksError, check
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheUpdatedData
 from trtkv.eviction.eviction_policy import LRUEvictionPolicy
-from trtkv.keys.block_key import (
-    NO_HASH,
-    HashLink,
-    PackedKey,
-    build_block_keys,
-    build_block_keys_of,
-    build_encoder_keys,
-    link_hash,
-    make_empty_key,
-    num_key_tokens,
-)
+from trtkv.keys.key_builder import build_block_keys, build_block_keys_of, build_encoder_keys, make_empty_key
+from trtkv.keys.key_hash import NO_HASH, HashLink, link_hash
+from trtkv.keys.packed_key import PackedKey, num_key_tokens
 from trtkv.records.kv_cache_index import SECONDARY_POOL_FLAG
 from trtkv.records.llm_request import LlmRequest
 from trtkv.records.retention_config import DEFAULT_RETENTION_PRIORITY, RetentionPriorityAndDuration

@@ -32,7 +32,8 @@ from trtkv.errors import UnknownIdError, check
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheStoredData
 from trtkv.eviction.eviction_policy import FreshBlocks, LRUEvictionPolicy
-from trtkv.keys.block_key import PackedKey, chop_vector_into_blocks, token_bytes
+from trtkv.keys.key_builder import chop_vector_into_blocks
+from trtkv.keys.packed_key import PackedKey, token_bytes
 from trtkv.records.cache_settings import IndexerKCacheSettings
 from trtkv.records.kv_cache_index import make_index
 from trtkv.records.llm_request import LlmRequest

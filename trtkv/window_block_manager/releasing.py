@@ -12,7 +12,7 @@ from trtkv.blocks.radix_block_tree import LookupNodePtr
 from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, RequestId
 from trtkv.errors import InvalidInputError, check
 from trtkv.eviction.eviction_policy import LRUEvictionPolicy
-from trtkv.keys.block_key import PackedKey, num_key_tokens
+from trtkv.keys.packed_key import PackedKey, num_key_tokens
 from trtkv.records.retention_config import MIN_RETENTION_PRIORITY
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.reuse_matching import ReuseMatcher

@@ -10,7 +10,8 @@ from trtkv.blocks.templated_trie import ChildMap
 from trtkv.common import MAX_INT32
 from trtkv.events.kv_cache_event_manager import describe_stored_block
 from trtkv.events.kv_cache_events import KVCacheStoredData
-from trtkv.keys.block_key import PackedKey, hash_block_key, num_key_tokens
+from trtkv.keys.key_hash import hash_block_key
+from trtkv.keys.packed_key import PackedKey, num_key_tokens
 from trtkv.window_block_manager.settings import WindowSettings
 
 

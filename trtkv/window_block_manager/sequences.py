@@ -11,7 +11,7 @@ from trtkv.blocks.kv_cache_block import KVCacheBlock, create_swa_placeholder
 from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, RequestId, ceil_div, trunc_mod
 from trtkv.errors import InvalidInputError, OutOfBlocksError, UnknownIdError, check
 from trtkv.eviction.eviction_policy import LRUEvictionPolicy
-from trtkv.keys.block_key import num_key_tokens
+from trtkv.keys.packed_key import num_key_tokens
 from trtkv.records.kv_cache_index import NULL_ENTRY, get_slot
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.settings import WindowSettings

@@ -13,16 +13,9 @@ from trtkv.blocks.templated_trie import ChildMap
 from trtkv.common import PLACEHOLDER_BLOCK_ID, BlockId, CacheType
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.eviction.eviction_policy import LRUEvictionPolicy
-from trtkv.keys.block_key import (
-    HashLink,
-    PackedKey,
-    build_block_keys,
-    build_encoder_keys,
-    hash_key_chain,
-    link_hash,
-    num_key_tokens,
-    resolve_hash,
-)
+from trtkv.keys.key_builder import build_block_keys, build_encoder_keys
+from trtkv.keys.key_hash import HashLink, hash_key_chain, link_hash, resolve_hash
+from trtkv.keys.packed_key import PackedKey, num_key_tokens
 from trtkv.records.llm_request import LlmRequest, LlmRequestState
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.recurrent import RecurrentStates

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from trtkv.blocks.block_listener import RemovalReason
 from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.common import MAX_INT32
-from trtkv.keys.block_key import PackedKey, build_block_keys, num_key_tokens, supports_partial_matching
+from trtkv.keys.key_builder import build_block_keys
+from trtkv.keys.packed_key import PackedKey, num_key_tokens, supports_partial_matching
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.records.llm_request import LlmRequest
 from trtkv.replay.causes.cause_observer import CauseObserver

@@ -13,7 +13,7 @@ from trtkv.common import DataType
 from trtkv.errors import LogicError
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheRemovedData
-from trtkv.keys.block_key import MmKey, PackedKey, num_matching_tokens
+from trtkv.keys.packed_key import MmKey, PackedKey, num_matching_tokens
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.records.llm_request import LlmRequest, LlmRequestState, MultimodalInput
 from trtkv.records.retention_config import KvCacheRetentionConfig, TokenRangeRetentionConfig

@@ -9,7 +9,7 @@ from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.common import RequestId, TokenId
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheEvent
-from trtkv.keys.block_key import PackedKey
+from trtkv.keys.packed_key import PackedKey
 from trtkv.manager.call_rules import CallRules
 from trtkv.records.llm_request import LlmRequest
 from trtkv.window_block_manager import WindowBlockManager

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from trtkv.blocks.block_listener import RemovalReason
 from trtkv.common import RequestId, WindowSize
 from trtkv.errors import LogicError, check
-from trtkv.keys.block_key import PackedKey, build_block_keys
+from trtkv.keys.key_builder import build_block_keys
+from trtkv.keys.packed_key import PackedKey
 from trtkv.replay.causes.cause_counts import CauseCounts
 from trtkv.replay.causes.causes import Cause
 from trtkv.replay.causes.key_history import UNKNOWN, KeyHistory, TokenLoader

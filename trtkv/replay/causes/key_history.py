@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from xxhash import xxh3_128_intdigest
 
 from trtkv.common import RequestId
-from trtkv.keys.block_key import PackedKey, num_key_tokens, num_matching_tokens, token_bytes
+from trtkv.keys.packed_key import PackedKey, num_key_tokens, num_matching_tokens, token_bytes
 
 UNKNOWN: Final = -1
 """Stands for a node that the history does not have."""

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from trtkv.common import KeyForm, ceil_div
 from trtkv.errors import check
-from trtkv.keys.block_key import PackedKey, build_block_keys
+from trtkv.keys.key_builder import build_block_keys
+from trtkv.keys.packed_key import PackedKey
 from trtkv.records.llm_request import LlmRequest
 from trtkv.replay.causes.causes import Cause
 from trtkv.replay.causes.key_history import UNKNOWN, KeyHistory
