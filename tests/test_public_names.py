@@ -14,7 +14,7 @@ import pytest
 
 import trtkv
 import trtkv.events
-from trtkv._moved import MOVED
+from trtkv._moved import MOVED, PARTS
 from trtkv.traces import options
 from trtkv.traces.read_requests import read_requests
 
@@ -115,7 +115,7 @@ def test_old_names_of_modules_are_those_of_no_file():
     assert [path for path in paths if path.exists() or path.with_suffix(".py").exists()] == []
 
 
-@pytest.mark.parametrize("old", [old for old, new in MOVED.items() if new])
+@pytest.mark.parametrize("old", [old for old, new in MOVED.items() if new and old not in PARTS])
 def test_an_old_module_is_the_new_one(old, monkeypatch):
     monkeypatch.delitem(sys.modules, f"trtkv.{old}", raising=False)
     new = importlib.import_module(f"trtkv.{MOVED[old]}")
@@ -124,6 +124,20 @@ def test_an_old_module_is_the_new_one(old, monkeypatch):
         assert importlib.import_module(f"trtkv.{old}") is new
     assert new.__spec__ is spec
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize("old", PARTS)
+def test_a_module_that_was_cut_has_the_names_of_its_parts(old, monkeypatch):
+    monkeypatch.delitem(sys.modules, f"trtkv.{old}", raising=False)
+    parts = [importlib.import_module(f"trtkv.{name}") for name in (MOVED[old], *PARTS[old])]
+    before = [dict(vars(part)) for part in parts]
+    with pytest.warns(DeprecationWarning, match=re.escape(f"trtkv.{old} is now trtkv.{MOVED[old]}; ")):
+        module = importlib.import_module(f"trtkv.{old}")
+    for part in parts:
+        own = {name: value for name, value in vars(part).items() if getattr(value, "__module__", "") == part.__name__}
+        assert own
+        assert own.items() <= vars(module).items()
+    assert [dict(vars(part)) for part in parts] == before
 
 
 @pytest.mark.parametrize("line", OLD_IMPORTS)

@@ -41,7 +41,9 @@ PUBLIC_NAMES: Final = {
     "exporters.zmq_event_publisher": ("ZmqEventPublisher",),
     "inspection.invariants": ("check_invariants", "find_violations"),
     "inspection.picture": ("draw",),
-    "keys.block_key": ("BlockKey", "build_block_keys", "hash_block_key"),
+    "keys.block_key": ("BlockKey",),
+    "keys.key_builder": ("build_block_keys",),
+    "keys.key_hash": ("hash_block_key",),
     "manager.kv_cache_manager": ("KVCacheManager",),
     "pools.memory": ("CacheMemory", "calculate_blocks_per_window", "calculate_free_mem_bytes", "get_device_memory"),
     "records.cache_settings": (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, cast
@@ -118,6 +118,11 @@ MOVED: Final = {
 }
 """Old module below ``trtkv`` -> where its content is now; an empty text stands for a package that is gone."""
 
+PARTS: Final[Mapping[str, Sequence[str]]] = {
+    "block_key": ("keys.key_builder", "keys.key_form", "keys.key_hash", "keys.multimodal_keys", "keys.packed_key"),
+}
+"""Old module that was cut -> modules that have the rest of its content."""
+
 
 class MovedModules:
     """Finder and loader of modules under their old names; last in ``sys.meta_path``, so other imports cost the same.
@@ -140,10 +145,19 @@ class MovedModules:
 
     def exec_module(self, module: ModuleType) -> None:
         """Put the new module in the place of the empty one that the import machinery made."""
-        new = MOVED[module.__name__.partition(".")[2]]
+        old = module.__name__.partition(".")[2]
+        new, parts = MOVED[old], PARTS.get(old, ())
         if new:
             warn_of_move(module.__name__, f"{PACKAGE}.{new}")
+        if parts:
+            for part in (*parts, new):
+                vars(module).update(_names_of(importlib.import_module(f"{PACKAGE}.{part}")))
+        elif new:
             sys.modules[module.__name__] = importlib.import_module(f"{PACKAGE}.{new}")
+
+
+def _names_of(module: ModuleType) -> dict[str, object]:
+    return {name: value for name, value in vars(module).items() if not name.startswith("__")}
 
 
 def names_of_old_module(package: str, module: str) -> Callable[[str], object]:

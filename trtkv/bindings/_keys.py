@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from trtkv.bindings._border import bound_class
 from trtkv.keys import block_key as core
+from trtkv.keys.packed_key import PackedKey
 
 
 class UniqueToken:
@@ -37,7 +38,7 @@ class BlockKey:
         self._core = core.BlockKey(*_read_arguments(args, kwargs))
 
     @classmethod
-    def wrap(cls, key: core.PackedKey) -> BlockKey:
+    def wrap(cls, key: PackedKey) -> BlockKey:
         """The key of a block of the tree."""
         wrapped = cls()
         wrapped._core = core.BlockKey.unpack(key)
