@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from trtkv.blocks.radix_block_tree import LookupNodePtr
-from trtkv.common import KeyForm
+from trtkv.common import PLACEHOLDER_LEVEL, PRIMARY_LEVEL, SECONDARY_LEVEL, KeyForm
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.records.llm_request import LlmRequest
@@ -58,7 +58,7 @@ def describe_window(window: WindowBlockManager) -> Snapshot:
     has_hashes = window.settings.key_form is not KeyForm.DIGESTS
     return {
         "queues": policy.free_queues(),
-        "free": [policy.get_num_free_blocks(level) for level in range(3)],
+        "free": [policy.get_num_free_blocks(level) for level in (PRIMARY_LEVEL, SECONDARY_LEVEL, PLACEHOLDER_LEVEL)],
         "expiring": policy.expiring(),
         "blocks": {
             block.block_id: (
@@ -73,9 +73,7 @@ def describe_window(window: WindowBlockManager) -> Snapshot:
                 None if block.prev_block_in_seq is None else block.prev_block_in_seq.block_id,
             )
             for block in window.block_objects()
-            if block.block_id not in policy.get_fresh_blocks(0).remaining_ids()
-            and block.block_id not in policy.get_fresh_blocks(1).remaining_ids()
-            and block.block_id not in policy.get_fresh_blocks(2).remaining_ids()
+            if not any(block.block_id in level.fresh.remaining_ids() for level in policy.levels())
         },
         "pins": {block.block_id: count for block, count in window.sequences.pin_counts.items()},
         "records": {

@@ -39,7 +39,7 @@ _MEMORY: Final = "managers only count; memory is a layer of its own"
 _NO_STREAM: Final = "no CUDA stream in the manager; the copy engine has its own"
 _MANAGER: Final = "trtkv.manager.kv_cache_manager:KVCacheManager."
 _PARTS: Final = "trtkv.window_block_manager."
-_POLICY: Final = "trtkv.eviction.eviction_policy:LRUEvictionPolicy."
+_POLICY: Final = "trtkv.eviction.eviction_policy:WindowEvictionPolicy."
 _SETTINGS: Final = "trtkv.records.cache_settings:"
 _FEW_HAVE_ONE: Final = "few blocks have one, so the eviction policy keeps it"
 _CONSTRUCTOR: Final = "done by the constructor"
@@ -304,7 +304,7 @@ GENERATION_REQUEST: Final = CppClass(
 LRU_EVICTION_POLICY: Final = CppClass(
     name="LRUEvictionPolicy",
     header="evictionPolicy.h",
-    python="trtkv.eviction.eviction_policy:LRUEvictionPolicy",
+    python="trtkv.eviction.eviction_policy:WindowEvictionPolicy",
     methods="""
         initialize(..) initializePlaceholders(..) getFreeBlock(..) releaseBlock(..) getNumFreeBlocks(..)
         claimBlock(..) refresh() verifyQueueIntegrity() getTime()

@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-PAGES: Final = tuple(ROOT / "docs" / f"{name}_by_example.md" for name in ("reuse", "windows", "heads", "hybrid"))
+PAGES: Final = (
+    *(ROOT / "docs" / f"{name}_by_example.md" for name in ("reuse", "windows", "heads", "hybrid")),
+    ROOT / "docs" / "eviction.md",
+)
 
 _EXAMPLE = re.compile(
     r"^```python\n(?P<code>.*?)^```\n(?:\n^```text\n(?P<output>.*?)^```\n)?", re.MULTILINE | re.DOTALL

@@ -31,6 +31,8 @@ PUBLIC_NAMES: Final = {
     "events.attention_dp_gather": ("AttentionDpEventGatherer",),
     "events.kv_cache_event_consumer": ("KVCacheEventConsumer", "RankedEventConsumer"),
     "events.kv_cache_event_manager": ("KVCacheEventManager",),
+    "eviction.protocol": ("EvictionPolicy",),
+    "eviction.registry": ("EVICTIONS", "Eviction"),
     "executor.executor": ("PyTorchExecutor",),
     "executor.executor_config": ("ExecutorConfig", "create_kv_cache_manager"),
     "executor.model_spec": ("read_model_spec",),
@@ -114,6 +116,9 @@ if TYPE_CHECKING:
     from trtkv.events.kv_cache_event_consumer import KVCacheEventConsumer as KVCacheEventConsumer
     from trtkv.events.kv_cache_event_consumer import RankedEventConsumer as RankedEventConsumer
     from trtkv.events.kv_cache_event_manager import KVCacheEventManager as KVCacheEventManager
+    from trtkv.eviction.protocol import EvictionPolicy as EvictionPolicy
+    from trtkv.eviction.registry import EVICTIONS as EVICTIONS
+    from trtkv.eviction.registry import Eviction as Eviction
     from trtkv.executor.executor import PyTorchExecutor as PyTorchExecutor
     from trtkv.executor.executor_config import ExecutorConfig as ExecutorConfig
     from trtkv.executor.executor_config import create_kv_cache_manager as create_kv_cache_manager

@@ -18,7 +18,8 @@ BlocksPerWindow: TypeAlias = "dict[WindowSize, tuple[int, int]]"
 
 PRIMARY_LEVEL: Final = 0
 SECONDARY_LEVEL: Final = 1
-PLACEHOLDER_LEVEL: Final = 2
+PLACEHOLDER_LEVEL: Final = -1
+"""Level of blocks without memory; negative, as levels count the tiers from 0. C++ has two tiers and calls it 2."""
 
 SWA_EXTRA_BLOCK: Final = 1
 """Blocks held beyond a sliding window, so that a full window of tokens is always present."""

@@ -6,13 +6,15 @@ import random
 
 import pytest
 
-from tests.contracts.eviction_policy import EvictionPolicyContract
 from tests.fake_clock import FakeClock
 from trtkv.blocks.kv_cache_block import KVCacheBlock, PlaceholderBlock, create_root_block, create_swa_placeholder
 from trtkv.blocks.radix_block_tree import UnifiedBlockTree
 from trtkv.common import PLACEHOLDER_BLOCK_ID, PLACEHOLDER_LEVEL, PRIMARY_LEVEL, SECONDARY_LEVEL, BlockId
-from trtkv.errors import LogicError
-from trtkv.eviction.eviction_policy import FreeBlocksQueue, FreshBlocks, LRUEvictionPolicy, get_cache_level
+from trtkv.errors import LogicError, OutOfBlocksError
+from trtkv.eviction.eviction_policy import WindowEvictionPolicy, get_cache_level
+from trtkv.eviction.fresh_blocks import FreshBlocks
+from trtkv.eviction.lru import LRU
+from trtkv.eviction.registry import DEFAULT_EVICTION, EVICTIONS
 from trtkv.records.kv_cache_index import make_index
 
 
@@ -22,29 +24,184 @@ def make_policy(
     num_placeholders: int = 0,
     clock: FakeClock | None = None,
     threshold: int | None = None,
-) -> LRUEvictionPolicy:
+    eviction: str = DEFAULT_EVICTION,
+) -> WindowEvictionPolicy:
     def make_block(block_id: BlockId, fresh: FreshBlocks) -> KVCacheBlock:
         if fresh.level == PLACEHOLDER_LEVEL:
             return PlaceholderBlock(block_id, 0, fresh)
         is_secondary = fresh.level == SECONDARY_LEVEL
         return KVCacheBlock(block_id, make_index(block_id - num_primary * is_secondary, is_secondary), fresh)
 
-    return LRUEvictionPolicy(num_primary, num_secondary, make_block, clock or FakeClock(), threshold, num_placeholders)
+    return WindowEvictionPolicy(
+        (num_primary, num_secondary),
+        make_block,
+        clock or FakeClock(),
+        threshold,
+        num_placeholders,
+        EVICTIONS[eviction],
+    )
 
 
-class TestLruEvictionPolicyKeepsTheContract(EvictionPolicyContract):
-    def make_policy(self, num_primary: int, num_secondary: int, clock: FakeClock) -> LRUEvictionPolicy:
-        return make_policy(num_primary, num_secondary, clock=clock)
-
-
-def take(policy: LRUEvictionPolicy, level: int = PRIMARY_LEVEL) -> KVCacheBlock:
+def take(policy: WindowEvictionPolicy, level: int = PRIMARY_LEVEL) -> KVCacheBlock:
     block, _ = policy.get_free_block(level)
-    policy.claim_block(block)
+    policy.take_free_block(block)
     return block
 
 
-def ids(policy: LRUEvictionPolicy, level: int = PRIMARY_LEVEL) -> list[tuple[int, list[BlockId]]]:
+def ids(policy: WindowEvictionPolicy, level: int = PRIMARY_LEVEL) -> list[tuple[int, list[BlockId]]]:
     return [(priority, found) for of_level, priority, found in policy.free_queues() if of_level == level]
+
+
+# -- with every policy ------------------------------------------------------------------------------
+
+every = pytest.mark.parametrize("eviction", list(EVICTIONS))
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@every
+def test_every_block_is_given_once(eviction: str, clock: FakeClock) -> None:
+    policy = make_policy(5, 3, clock=clock, eviction=eviction)
+    assert (policy.get_num_free_blocks(PRIMARY_LEVEL), policy.get_num_free_blocks(SECONDARY_LEVEL)) == (5, 3)
+    assert {take(policy).block_id for _ in range(5)} == set(range(5))
+    assert {take(policy, SECONDARY_LEVEL).block_id for _ in range(3)} == {5, 6, 7}
+    for level in (PRIMARY_LEVEL, SECONDARY_LEVEL):
+        assert policy.get_num_free_blocks(level) == 0
+        with pytest.raises(OutOfBlocksError, match="no free block"):
+            policy.get_free_block(level)
+
+
+@every
+def test_looking_takes_nothing(eviction: str, clock: FakeClock) -> None:
+    policy = make_policy(2, 0, clock=clock, eviction=eviction)
+    assert policy.get_free_block(PRIMARY_LEVEL) == policy.get_free_block(PRIMARY_LEVEL)
+    assert policy.get_num_free_blocks(PRIMARY_LEVEL) == 2
+
+
+@every
+def test_released_block_can_be_taken_again(eviction: str, clock: FakeClock) -> None:
+    policy = make_policy(1, 0, clock=clock, eviction=eviction)
+    block = take(policy)
+    policy.release_block(block)
+    assert take(policy) is block
+
+
+@every
+def test_release_of_a_queued_block_is_a_fault_that_changes_nothing(eviction: str, clock: FakeClock) -> None:
+    policy = make_policy(2, 0, clock=clock, eviction=eviction)
+    block = take(policy)
+    policy.release_block(block)
+    with pytest.raises(LogicError, match="released twice"):
+        policy.release_block(block)
+    assert policy.get_num_free_blocks(PRIMARY_LEVEL) == 2
+    assert {take(policy).block_id for _ in range(2)} == {0, 1}
+
+
+@every
+def test_claiming_a_block_that_is_not_queued_leaves_the_counts(eviction: str, clock: FakeClock) -> None:
+    policy = make_policy(2, 0, clock=clock, eviction=eviction)
+    block = take(policy)
+    policy.claim_block(block, 50)
+    assert policy.get_num_free_blocks(PRIMARY_LEVEL) == 1
+
+
+@every
+def test_block_comes_back_on_the_level_its_slot_lies_on(eviction: str, clock: FakeClock) -> None:
+    policy = make_policy(1, 1, clock=clock, eviction=eviction)
+    first, second = take(policy), take(policy, SECONDARY_LEVEL)
+    first.swap_memory_pool_block_offset(second)
+    policy.release_block(first)
+    policy.release_block(second)
+    assert policy.get_free_block(PRIMARY_LEVEL)[0] is second
+    assert policy.get_free_block(SECONDARY_LEVEL)[0] is first
+
+
+@every
+def test_lower_priority_goes_first(eviction: str, clock: FakeClock) -> None:
+    policy = make_policy(3, 0, clock=clock, eviction=eviction)
+    blocks = [take(policy) for _ in range(3)]
+    for block, priority in zip(blocks, (60, 10, 35), strict=True):
+        policy.claim_block(block, priority)
+        policy.release_block(block)
+    expected = [blocks[1], blocks[2], blocks[0]] if EVICTIONS[eviction].by_priority else blocks
+    assert [take(policy) for _ in range(3)] == expected
+
+
+@every
+def test_front_of_a_queue_is_before_all_of_its_priority(eviction: str, clock: FakeClock) -> None:
+    policy = make_policy(4, 0, clock=clock, eviction=eviction)
+    first, second = take(policy), take(policy)
+    policy.release_block(second, to_front=True)
+    policy.release_block(first, to_front=True)
+    assert [take(policy).block_id for _ in range(4)] == [0, 1, 2, 3]
+
+
+@every
+def test_queue_integrity_notices_a_held_block(eviction: str, clock: FakeClock) -> None:
+    policy = make_policy(2, 0, clock=clock, eviction=eviction)
+    block = take(policy)
+    policy.release_block(block)
+    assert policy.verify_queue_integrity()
+    block.inc_ref_count()
+    assert not policy.verify_queue_integrity()
+
+
+@every
+def test_expired_priority_falls_back_to_the_default(eviction: str, clock: FakeClock) -> None:
+    policy = make_policy(2, 0, clock=clock, eviction=eviction)
+    block = take(policy)
+    policy.claim_block(block, 80, duration_ms=10)
+    policy.release_block(block)
+    clock.advance_ms(9)
+    assert policy.refresh() == []
+    assert block.priority == 80
+    clock.advance_ms(2)
+    assert policy.refresh() == [(block, 80)]
+    assert block.priority == 35
+    assert policy.get_num_free_blocks(PRIMARY_LEVEL) == 2
+    assert policy.refresh() == []
+
+
+@every
+def test_claim_cancels_an_expiry(eviction: str, clock: FakeClock) -> None:
+    policy = make_policy(1, 0, clock=clock, eviction=eviction)
+    block = take(policy)
+    policy.claim_block(block, 80, duration_ms=10)
+    policy.release_block(block)
+    policy.claim_block(block)
+    policy.release_block(block)
+    clock.advance_ms(100)
+    assert policy.refresh() == []
+    assert block.priority == 80
+
+
+@every
+def test_random_calls_lose_and_double_no_block(eviction: str, clock: FakeClock) -> None:
+    rng = random.Random(11)
+    policy = make_policy(9, 4, clock=clock, eviction=eviction)
+    held: list[KVCacheBlock] = []
+    for _ in range(3000):
+        free = policy.get_num_free_blocks(PRIMARY_LEVEL) + policy.get_num_free_blocks(SECONDARY_LEVEL)
+        assert free + len(held) == 13
+        action = rng.randrange(5)
+        level = rng.choice((PRIMARY_LEVEL, SECONDARY_LEVEL))
+        if action < 2 and policy.get_num_free_blocks(level):
+            block, _ = policy.get_free_block(level)
+            assert block not in held
+            policy.claim_block(block, rng.choice((None, 0, 35, 70)), rng.choice((None, 3)))
+            held.append(block)
+        elif action < 4 and held:
+            policy.release_block(held.pop(rng.randrange(len(held))), to_front=rng.random() < 0.3)
+        elif len(held) > 1:
+            first, second = rng.sample(held, 2)
+            first.swap_memory_pool_block_offset(second)
+        else:
+            clock.advance_ms(rng.randrange(3))
+            policy.refresh()
+        assert policy.verify_queue_integrity()
 
 
 # -- order ------------------------------------------------------------------------------------------
@@ -52,7 +209,7 @@ def ids(policy: LRUEvictionPolicy, level: int = PRIMARY_LEVEL) -> list[tuple[int
 
 def test_blocks_start_in_id_order_at_the_default_priority() -> None:
     policy = make_policy(3, 2, 2)
-    assert policy.free_queues() == [(0, 35, [0, 1, 2]), (1, 35, [3, 4]), (2, 35, [-2, -3])]
+    assert policy.free_queues() == [(0, 35, [0, 1, 2]), (1, 35, [3, 4]), (-1, 35, [-2, -3])]
 
 
 def test_longest_free_block_goes_first() -> None:
@@ -148,7 +305,7 @@ def test_block_objects_are_made_when_they_are_needed() -> None:
     assert len(policy.get_fresh_blocks(PRIMARY_LEVEL).blocks) == 1024
     assert len(policy.get_fresh_blocks(PRIMARY_LEVEL)) == 2999
     policy.make_all_blocks()
-    assert [len(policy.get_fresh_blocks(level).blocks) for level in range(3)] == [3000, 1000, 0]
+    assert [len(level.fresh.blocks) for level in policy.levels()] == [3000, 1000, 0]
     assert policy.get_num_free_blocks(PRIMARY_LEVEL) == 2999
     assert policy.verify_queue_integrity()
 
@@ -156,7 +313,7 @@ def test_block_objects_are_made_when_they_are_needed() -> None:
 # -- expiries ---------------------------------------------------------------------------------------
 
 
-def release(policy: LRUEvictionPolicy, block: KVCacheBlock, priority: int, duration_ms: int | None) -> None:
+def release(policy: WindowEvictionPolicy, block: KVCacheBlock, priority: int, duration_ms: int | None) -> None:
     policy.claim_block(block, priority, duration_ms)
     policy.release_block(block)
 
@@ -205,35 +362,78 @@ def test_expired_block_lands_on_its_present_level() -> None:
 # -- fast paths -------------------------------------------------------------------------------------
 
 
-def test_taking_many_is_taking_one_after_the_other() -> None:
-    """``take_default_blocks`` against ``get_free_block`` and ``claim_block``, from random states."""
-    num_compared = 0
+@pytest.mark.parametrize("eviction", list(EVICTIONS))
+def test_taking_many_is_taking_one_after_the_other(eviction: str) -> None:
+    """``take_free_blocks`` against ``get_free_block`` and ``take_free_block``, from random states."""
+    num_lower = 0
     for seed in range(200):
-        fast, slow = (run_randomly(seed) for _ in range(2))
+        fast, slow = (run_randomly(seed, eviction) for _ in range(2))
         rng = random.Random(seed)
         count = rng.randint(0, fast.get_num_free_blocks(PRIMARY_LEVEL))
-        if not fast.can_take_default_blocks(count):
-            continue
-        num_compared += 1
-        assert not [priority for priority, _ in ids(fast) if priority < 35]
-        taken = fast.take_default_blocks(count)
+        num_lower += any(priority < 35 for priority, _ in ids(fast))
+        taken = fast.take_free_blocks(count)
         expected = [take_default(slow) for _ in range(count)]
         assert [b.block_id for b in taken] == [b.block_id for b in expected]
         assert all((b.priority, fast.get_duration_ms(b), b._free_queue) == (35, None, None) for b in taken)
         assert fast.free_queues() == slow.free_queues()
         assert fast.get_num_free_blocks(PRIMARY_LEVEL) == slow.get_num_free_blocks(PRIMARY_LEVEL)
-    assert num_compared > 50
+    assert (num_lower > 5) == (eviction == DEFAULT_EVICTION)
 
 
-def take_default(policy: LRUEvictionPolicy) -> KVCacheBlock:
-    block, _ = policy.get_free_block(PRIMARY_LEVEL)
-    policy.claim_block(block, 35)
+def test_taking_more_than_are_free_changes_nothing() -> None:
+    policy = run_randomly(4)
+    before = policy.free_queues()
+    with pytest.raises(OutOfBlocksError, match="13 blocks are needed and"):
+        policy.take_free_blocks(13)
+    assert policy.free_queues() == before
+
+
+def test_memory_that_runs_out_while_blocks_are_made_costs_no_block() -> None:
+    has_memory = False
+
+    def make_block(block_id: BlockId, fresh: FreshBlocks) -> KVCacheBlock:
+        if block_id >= 2000 and not has_memory:
+            raise MemoryError
+        return KVCacheBlock(block_id, block_id, fresh)
+
+    policy = WindowEvictionPolicy((3000, 0), make_block, FakeClock())
+    low = take(policy)
+    release(policy, low, 10, None)
+    front = take_from_fresh(policy)
+    policy.release_block(front, to_front=True)
+    before = policy.free_queues()
+    with pytest.raises(MemoryError):
+        policy.take_free_blocks(2500)
+    assert policy.free_queues() == before
+    assert policy.get_num_free_blocks(PRIMARY_LEVEL) == 3000
+    has_memory = True
+    assert [block.block_id for block in policy.take_free_blocks(2500)] == [0, 1, *range(2, 2500)]
+
+
+def take_from_fresh(policy: WindowEvictionPolicy) -> KVCacheBlock:
+    block = policy.get_fresh_blocks(PRIMARY_LEVEL).peek()
+    policy.claim_block(block)
     return block
 
 
-def run_randomly(seed: int) -> LRUEvictionPolicy:
+def test_only_the_next_block_is_taken_as_a_victim() -> None:
+    policy = make_policy(3)
+    blocks = [take(policy) for _ in range(3)]
+    for block in blocks:
+        policy.release_block(block)
+    with pytest.raises(LogicError, match="block 2 is not the next of its queue, 0 is"):
+        policy.take_free_block(blocks[2])
+
+
+def take_default(policy: WindowEvictionPolicy) -> KVCacheBlock:
+    block = take(policy)
+    policy.set_retention(block, 35, None)
+    return block
+
+
+def run_randomly(seed: int, eviction: str = DEFAULT_EVICTION) -> WindowEvictionPolicy:
     rng = random.Random(seed)
-    policy = make_policy(12, 3, clock=FakeClock())
+    policy = make_policy(12, 3, eviction=eviction)
     held: list[KVCacheBlock] = []
     priorities = (35,) if seed % 2 else (35, 35, 35, 60, 10)
     for _ in range(rng.randrange(40)):
@@ -246,9 +446,13 @@ def run_randomly(seed: int) -> LRUEvictionPolicy:
     return policy
 
 
+def name_of(seed: int) -> str:
+    return list(EVICTIONS)[seed % len(EVICTIONS)]
+
+
 def test_claiming_many_is_claiming_one_after_the_other() -> None:
     for seed in range(50):
-        fast, slow = (run_randomly(seed) for _ in range(2))
+        fast, slow = (run_randomly(seed, name_of(seed)) for _ in range(2))
         chosen = [i for _, found in ids(fast) for i in found][::2]
         for policy in (fast, slow):
             blocks = [policy.get_fresh_blocks(PRIMARY_LEVEL).get_block(i) for i in chosen]
@@ -290,21 +494,20 @@ def test_releasing_many_drops_one_reference_each() -> None:
     assert policy.get_num_free_blocks(PRIMARY_LEVEL) == 5
 
 
-def test_ring_of_a_queue_is_checked() -> None:
-    queue, other = FreeBlocksQueue(0, 35), FreeBlocksQueue(0, 35)
+def test_ring_of_lru_is_checked() -> None:
+    ring, other = LRU(), LRU()
     blocks = [KVCacheBlock(index, index) for index in range(4)]
-    for block in blocks[:3]:
-        queue.insert_block(block, to_front=False)
-    queue.insert_block(blocks[3], to_front=True)
-    assert list(queue) == [blocks[3], *blocks[:3]]
-    assert queue.is_intact()
-    queue.discard_block(blocks[1])
-    assert list(queue) == [blocks[3], blocks[0], blocks[2]]
-    assert queue.take(2) == [blocks[3], blocks[0]]
-    assert queue.first() is blocks[2]
-    assert queue.is_intact()
-    other.insert_block(blocks[2], to_front=False)  # without leaving the first queue
-    assert not queue.is_intact()
+    ring.released(blocks[:3])
+    ring.put_first(blocks[3])
+    assert list(ring) == [blocks[3], *blocks[:3]]
+    assert ring.is_intact()
+    ring.claimed([blocks[1]])
+    assert list(ring) == [blocks[3], blocks[0], blocks[2]]
+    assert ring.take(2) == [blocks[3], blocks[0]]
+    assert ring.peek() is blocks[2]
+    assert ring.is_intact()
+    other.released([blocks[2]])  # without leaving the first ring
+    assert not ring.is_intact()
     assert other.is_intact()
     assert other.take(5) == [blocks[2]]
-    assert (other.size, other.first(), list(other), other.is_intact()) == (0, None, [], True)
+    assert (len(other), other.peek(), list(other), other.is_intact()) == (0, None, [], True)

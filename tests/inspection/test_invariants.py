@@ -102,8 +102,7 @@ def queue_block_twice(world: World) -> None:
     block = world.free
     block._free_queue = None
     world.window.eviction_policy.release_block(block)
-    other = world.window.eviction_policy._default_queues[0]
-    other.insert_block(block, to_front=False)
+    world.window.eviction_policy.levels()[0].default.append([block])
 
 
 def lose_free_block(world: World) -> None:
@@ -119,25 +118,25 @@ def change_level_of_queued_block(world: World) -> None:
 
 
 def miscount_free_blocks(world: World) -> None:
-    world.window.eviction_policy._num_free[0] += 1
+    world.window.eviction_policy.levels()[0].num_free += 1
 
 
 def hold_block_that_waits_for_expiry(world: World) -> None:
     block_id, _ = world.window.eviction_policy.expiring()[0]
     block = world.window.get_block_by_id(block_id)
-    block._free_queue.discard_block(block)
+    block._free_queue.discard([block])
     block._free_queue = None
 
 
 def take_duration_of_waiting_block(world: World) -> None:
-    world.window.eviction_policy._durations.clear()
+    world.window.eviction_policy._durations.by_block.clear()
 
 
 def file_expiry_under_wrong_time(world: World) -> None:
     block_id, _ = world.window.eviction_policy.expiring()[0]
-    policy = world.window.eviction_policy
+    durations = world.window.eviction_policy._durations
     block = world.window.get_block_by_id(block_id)
-    policy._expiry_keys[block] = (5, policy._expiry_keys[block][1])
+    durations._expiry_keys[block] = (5, durations._expiry_keys[block][1])
 
 
 def attach_block_to_two_nodes(world: World) -> None:
@@ -250,7 +249,7 @@ def hold_block_for_nobody(world: World) -> None:
 
 
 def forget_priority(world: World) -> None:
-    world.window.eviction_policy._used_priorities[0] &= ~(1 << 60)
+    world.window.eviction_policy.levels()[0]._used_priorities &= ~(1 << 60)
 
 
 def change_tokens_of_request(world: World) -> None:
@@ -382,9 +381,9 @@ def test_a_broken_ring_does_not_hold_the_checker_up() -> None:
     manager = make_kv_cache_manager(8)
     policy = manager.block_manager.window_block_managers[64].eviction_policy
     block = policy.get_fresh_blocks(0).take(1)[0]
-    queue = policy._default_queues[0]
-    queue.insert_block(block, to_front=False)
-    queue.insert_block(block, to_front=False)
+    queue = policy.levels()[0].default
+    queue.append([block])
+    queue.append([block])
     assert not policy.verify_queue_integrity()
     assert "4: window 64, the queue of level 0 and priority 35 is broken" in str(find_violations(manager))
 

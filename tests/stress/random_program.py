@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.fake_clock import FakeClock
 from tests.fake_memory import FakeMemory
@@ -12,6 +12,7 @@ from trtkv import KVCacheManager, LlmRequest
 from trtkv.common import RECURRENT_STATES
 from trtkv.errors import TrtkvError
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+from trtkv.eviction.registry import DEFAULT_EVICTION
 from trtkv.records.linear_attention import LinearAttentionMetadata
 from trtkv.records.llm_request import LlmRequestState, MultimodalInput
 from trtkv.records.retention_config import KvCacheRetentionConfig, TokenRangeRetentionConfig
@@ -61,6 +62,7 @@ class RandomProgram:
         *,
         compatibility: bool = False,
         with_memory: bool = False,
+        eviction: Any = DEFAULT_EVICTION,
     ) -> None:
         self.rng = random.Random(seed)
         self.shape = draw_shape(self.rng)
@@ -87,6 +89,7 @@ class RandomProgram:
             copy_engine=self.memory,
             clock=self.clock,
             compatibility=compatibility,
+            eviction=eviction,
         )
         self.manager.set_spec_decoding_budget(0, MAX_REWIND)  # sliding windows keep what a rewind needs
         self.windows = windows

@@ -130,7 +130,8 @@ def make_slow(manager: KVCacheManager) -> KVCacheManager:
     """The same manager with every shortcut closed."""
     for window in manager.block_manager.window_block_managers.values():
         window.storer._is_plain = False
-        window.eviction_policy.can_take_default_blocks = lambda count: False  # type: ignore[method-assign]
+        claimer = window.claimer
+        claimer.get_free_blocks = claimer._get_one_by_one  # type: ignore[method-assign]
         matcher = window.matcher
         matcher._find_unbounded = (  # type: ignore[method-assign]
             lambda keys, partial, copy, find=matcher._find: find(keys, partial, copy, 2**31 - 1)

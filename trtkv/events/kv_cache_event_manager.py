@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.checks import check_integer, check_number
-from trtkv.common import PRIMARY_LEVEL, SECONDARY_LEVEL, WindowSize
+from trtkv.common import WindowSize
 from trtkv.errors import ConfigurationError
 from trtkv.events.kv_cache_events import (
     KVCacheCreatedData,
@@ -19,7 +19,7 @@ from trtkv.events.kv_cache_events import (
     KVCacheStoredData,
     KVCacheUpdatedData,
 )
-from trtkv.records.kv_cache_index import SECONDARY_POOL_FLAG
+from trtkv.records.kv_cache_index import get_level
 
 EventGatherer = Callable[[list[KVCacheEvent]], "list[list[KVCacheEvent]]"]
 """Takes a rank's flushed events; returns those to hand over to readers here, rank by rank (attention_dp_gather)."""
@@ -27,7 +27,7 @@ EventGatherer = Callable[[list[KVCacheEvent]], "list[list[KVCacheEvent]]"]
 
 def describe_stored_block(block: KVCacheBlock) -> KVCacheStoredBlockData:
     """What listeners are told of a cached block."""
-    level = PRIMARY_LEVEL if block._memory_pool_block_index < SECONDARY_POOL_FLAG else SECONDARY_LEVEL
+    level = get_level(block._memory_pool_block_index)
     return KVCacheStoredBlockData(block.hash, block.key, level, block._priority)
 
 

@@ -19,8 +19,6 @@ from trtkv.blocks.templated_trie import ChildMap
 from trtkv.common import (
     PLACEHOLDER_BLOCK_ID,
     PLACEHOLDER_LEVEL,
-    PRIMARY_LEVEL,
-    SECONDARY_LEVEL,
     BlockId,
     CacheType,
     KeyForm,
@@ -29,7 +27,7 @@ from trtkv.common import (
     ceil_div,
 )
 from trtkv.errors import check
-from trtkv.eviction.eviction_policy import FreshBlocks, get_cache_level
+from trtkv.eviction.eviction_policy import get_cache_level
 from trtkv.keys.key_builder import build_block_keys_of, build_encoder_keys
 from trtkv.keys.key_hash import hash_block_key
 from trtkv.keys.packed_key import PackedKey, describe_key, num_key_tokens
@@ -39,8 +37,6 @@ from trtkv.records.llm_request import LlmRequest
 from trtkv.records.retention_config import DEFAULT_RETENTION_PRIORITY
 from trtkv.window_block_manager import WindowBlockManager
 from trtkv.window_block_manager.sequences import table_slot
-
-_LEVELS = (PRIMARY_LEVEL, SECONDARY_LEVEL, PLACEHOLDER_LEVEL)
 
 Pins = Mapping[WindowSize, Mapping[BlockId, int]]
 """Window -> block id -> number of pins."""
@@ -184,8 +180,8 @@ def _children_of(node: LookupNodePtr) -> list[LookupNodePtr]:
 
 def _find_block(manager: WindowBlockManager, block_id: BlockId) -> KVCacheBlock | None:
     """The block object of an id, if it was made already."""
-    for level in _LEVELS:
-        fresh = manager.eviction_policy.get_fresh_blocks(level)
+    for level in manager.eviction_policy.levels():
+        fresh = level.fresh
         if block_id in fresh.ids:
             index = fresh.ids.index(block_id)
             return fresh.blocks[index] if index < len(fresh.blocks) else None
@@ -275,19 +271,20 @@ class _Window:
 
     # -- blocks and slots ---------------------------------------------------------------------------
 
-    def _fresh(self, level: int) -> FreshBlocks:
-        return self._policy.get_fresh_blocks(level)
-
     def _num_blocks(self, level: int) -> int:
         settings = self._settings
         return (settings.num_primary_blocks, settings.num_secondary_blocks, settings.num_placeholder_blocks)[level]
 
+    def _tiers(self) -> list[int]:
+        """Levels with memory."""
+        return [level.level for level in self._policy.levels() if level.level != PLACEHOLDER_LEVEL]
+
     def _check_identities(self) -> Iterator[str]:
         """Rule 1."""
-        for level in _LEVELS:
-            fresh = self._fresh(level)
-            if len(fresh.ids) != self._num_blocks(level):
-                yield f"1: level {level} has {len(fresh.ids)} ids for {self._num_blocks(level)} blocks"
+        for level in self._policy.levels():
+            fresh, number = level.fresh, level.level
+            if len(fresh.ids) != self._num_blocks(number):
+                yield f"1: level {number} has {len(fresh.ids)} ids for {self._num_blocks(number)} blocks"
             for block_id, block in zip(fresh.ids, fresh.blocks, strict=False):
                 if block.block_id != block_id:
                     yield f"1: the block of id {block_id} says that it is {block.block_id}"
@@ -301,15 +298,15 @@ class _Window:
             level: Counter(
                 table_slot(block)
                 for block in self._blocks
-                if not block.is_placeholder and block.is_primary == (level == PRIMARY_LEVEL)
+                if not block.is_placeholder and get_cache_level(block) == level
             )
-            for level in (PRIMARY_LEVEL, SECONDARY_LEVEL)
+            for level in self._tiers()
         }
         for level, found in slots.items():
-            expected = Counter(range(len(self._fresh(level).blocks)))
+            expected = Counter(range(len(self._policy.get_fresh_blocks(level).blocks)))
             for slot in sorted((found - expected) | (expected - found)):
                 yield f"2: slot {slot} of level {level} is behind {found[slot]} blocks, not {expected[slot]}"
-        for block in self._fresh(PLACEHOLDER_LEVEL).blocks:
+        for block in self._policy.get_fresh_blocks(PLACEHOLDER_LEVEL).blocks:
             if block.memory_pool_block_index != NULL_INDEX:
                 yield f"2: placeholder {block.block_id} has slot {block.memory_pool_block_index}"
 
@@ -333,20 +330,21 @@ class _Window:
     def _check_queues(self) -> Iterator[str]:
         """Rules 4, 5 and 6."""
         for queue in self._policy.queues():
-            if not queue.is_intact():
+            if not queue.policy.is_intact():
                 yield f"4: the queue of level {queue.level} and priority {queue.priority} is broken"
         queued: Counter[KVCacheBlock] = Counter()
         for queue, block in self._policy.queued_blocks():
             queued[block] += 1
             if block._free_queue is not queue:
                 yield f"4: block {block.block_id} stands in a queue that it does not know of"
-            if queue.level != get_cache_level(block) or queue.priority != block.priority:
+            own = self._policy.get_level_of(block)
+            if queue.level != own.level or queue.priority != own.get_priority_of(block):
                 yield (
-                    f"5: block {block.block_id} of level {get_cache_level(block)} and priority {block.priority} "
+                    f"5: block {block.block_id} of level {own.level} and priority {own.get_priority_of(block)} "
                     f"stands in the queue of level {queue.level} and priority {queue.priority}"
                 )
-        for level in _LEVELS:
-            fresh = self._fresh(level)
+        for level in self._policy.levels():
+            fresh = level.fresh
             queued.update(block for block in fresh.blocks if block.block_id in fresh.remaining_ids())
             for block in fresh.blocks:
                 if (block._free_queue is fresh) != (block.block_id in fresh.remaining_ids()):
@@ -361,22 +359,25 @@ class _Window:
         yield from self._check_order()
 
     def _check_counts(self, queued: Counter[KVCacheBlock]) -> Iterator[str]:
-        for level in _LEVELS:
-            fresh = self._fresh(level)
-            num_unmade = len(fresh.ids) - len(fresh.blocks)
-            num_queued = num_unmade + sum(n for block, n in queued.items() if get_cache_level(block) == level)
-            num_held = sum(block.has_refs and get_cache_level(block) == level for block in self._blocks)
-            num_free = self._policy.get_num_free_blocks(level)
+        for level in self._policy.levels():
+            number, num_free = level.level, level.num_free
+            num_unmade = len(level.fresh.ids) - len(level.fresh.blocks)
+            num_queued = num_unmade + sum(n for block, n in queued.items() if get_cache_level(block) == number)
+            num_held = sum(block.has_refs and get_cache_level(block) == number for block in self._blocks)
             if num_free != num_queued:
-                yield f"6: level {level} counts {num_free} free blocks, {num_queued} stand in its queues"
-            if num_free + num_held != self._num_blocks(level):
-                yield f"6: level {level} has {num_free} free and {num_held} held of {self._num_blocks(level)} blocks"
+                yield f"6: level {number} counts {num_free} free blocks, {num_queued} stand in its queues"
+            if num_free + num_held != self._num_blocks(number):
+                yield f"6: level {number} has {num_free} free and {num_held} held of {self._num_blocks(number)} blocks"
 
     def _check_order(self) -> Iterator[str]:
         """Rule 22."""
-        for level, priority, ids in self._policy.free_queues():
-            if not self._policy._used_priorities[level] >> priority & 1:
-                yield f"22: level {level} does not look for victims at priority {priority}, where {ids[0]} stands"
+        for level in self._policy.levels():
+            for priority, ids in level.free_ids():
+                if not level.looks_at(priority):
+                    yield (
+                        f"22: level {level.level} does not look for victims at priority {priority}, "
+                        f"where {ids[0]} stands"
+                    )
 
     def _check_expiries(self) -> Iterator[str]:
         """Rule 7."""

@@ -18,6 +18,7 @@ from trtkv.common import (
 )
 from trtkv.errors import UnknownIdError
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+from trtkv.eviction.registry import find_eviction
 from trtkv.pools.capacity_estimation import group_layers_by_window_size
 from trtkv.pools.kv_cache_block_pool import KVCacheBlockPool
 from trtkv.records.cache_settings import CacheSettings, refuse_key_form
@@ -108,6 +109,7 @@ class BlockManager:
             settings.eviction.secondary_offload_min_priority,
             settings.layers.indexer_k_cache,
             self.listener,
+            find_eviction(settings.eviction.eviction, settings.compatibility),
         )
 
     def _num_placeholders(self, linear: LinearAttentionMetadata) -> int:

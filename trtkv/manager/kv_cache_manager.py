@@ -158,6 +158,7 @@ class KVCacheManager:
         key_form: KeyForm = KeyForm.TOKENS,
         preallocate_blocks: bool = False,
         block_listener: BlockListener | None = None,
+        eviction: object = EvictionSettings().eviction,
     ) -> KVCacheManager:
         """A manager by the arguments of the original's constructor, in its order. C++: KVCacheManager::KVCacheManager.
 
@@ -190,9 +191,10 @@ class KVCacheManager:
                 enable_block_reuse, enable_partial_reuse, copy_on_partial_reuse, hash_map_order, key_form
             ),
             eviction=EvictionSettings(
-                secondary_offload_min_priority=DEFAULT_SECONDARY_OFFLOAD_MIN_PRIORITY
+                eviction,
+                DEFAULT_SECONDARY_OFFLOAD_MIN_PRIORITY
                 if secondary_offload_min_priority is None
-                else secondary_offload_min_priority
+                else secondary_offload_min_priority,
             ),
             preallocate_blocks=preallocate_blocks,
             compatibility=compatibility,

@@ -170,8 +170,8 @@ class ReuseSettings:
 class EvictionSettings:
     """Which blocks go first, and where to."""
 
-    eviction: str = "priority-lru"
-    """Name of the policy."""
+    eviction: object = "priority-lru"
+    """Name of the policy, or a class that makes one, or an ``Eviction``; see docs/eviction.md."""
     secondary_offload_min_priority: Priority = DEFAULT_SECONDARY_OFFLOAD_MIN_PRIORITY
     """Blocks of a lower priority are dropped instead of offloaded."""
 

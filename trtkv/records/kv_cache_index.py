@@ -22,6 +22,11 @@ def make_index(slot: int, is_secondary: bool = False) -> KVCacheIndex:
     return slot | SECONDARY_POOL_FLAG if is_secondary else slot
 
 
+def get_level(index: KVCacheIndex) -> int:
+    """Level on which the slot lies; not for placeholders, which have no slot."""
+    return index >> 31
+
+
 def is_primary(index: KVCacheIndex) -> bool:
     """Whether the slot lies in the primary pool."""
     return index < SECONDARY_POOL_FLAG

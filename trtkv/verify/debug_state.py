@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from trtkv.common import PLACEHOLDER_LEVEL
 from trtkv.verify.clock import NS_PER_MS
 from trtkv.verify.json_kinds import JsonValue
 from trtkv.verify.trace_values import write_hash, write_packed_key, write_slot
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from trtkv.window_block_manager import WindowBlockManager
 
 NO_BLOCK_ID: Final = -2
+_RECORDED_PLACEHOLDER_LEVEL: Final = 2
 
 
 def describe_internals(manager: KVCacheManager) -> dict[str, JsonValue]:
@@ -41,7 +43,10 @@ def describe_internals(manager: KVCacheManager) -> dict[str, JsonValue]:
 def describe_queues(window_manager: WindowBlockManager) -> list[JsonValue]:
     """The free queues that are not empty: level, priority and block ids from front to back."""
     queues = window_manager.eviction_policy.free_queues()
-    return [[level, priority, list(ids)] for level, priority, ids in queues if ids]
+    return [
+        [_RECORDED_PLACEHOLDER_LEVEL if level == PLACEHOLDER_LEVEL else level, priority, list(ids)]
+        for level, priority, ids in queues
+    ]
 
 
 def _describe_block(block: KVCacheBlock) -> list[JsonValue]:

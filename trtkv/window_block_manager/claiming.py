@@ -9,7 +9,7 @@ from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.common import PRIMARY_LEVEL, SECONDARY_LEVEL, KvCacheTransferMode, Priority
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheUpdatedData
-from trtkv.eviction.eviction_policy import LRUEvictionPolicy
+from trtkv.eviction.eviction_policy import WindowEvictionPolicy
 from trtkv.records.retention_config import DEFAULT_RETENTION_PRIORITY
 from trtkv.transfers.kv_cache_transfer_manager import KVCacheTransferManager
 from trtkv.window_block_manager.counters import BlockCounters
@@ -26,7 +26,7 @@ class BlockClaimer:
         settings: WindowSettings,
         pools: WindowPools,
         matcher: ReuseMatcher,
-        policy: LRUEvictionPolicy,
+        policy: WindowEvictionPolicy,
         transfer_manager: KVCacheTransferManager,
         event_manager: KVCacheEventManager | None,
         counters: BlockCounters,
@@ -57,27 +57,27 @@ class BlockClaimer:
         block, can_offload = policy.get_free_block(PRIMARY_LEVEL, want_placeholder)
         has_tokens = block.has_tokens
         counters.alloc_total += 1
-        if not has_tokens:
-            counters.alloc_new += 1
-        elif can_offload and policy.get_num_free_blocks(SECONDARY_LEVEL):
+        counters.alloc_new += not has_tokens
+        if has_tokens and can_offload and policy.get_num_free_blocks(SECONDARY_LEVEL):
             block = self._offload_victim(block, mode, directory)
+        else:
+            policy.take_free_block(block)
         if block._lookup_node is not None:
-            self.remove_from_tree(block)
-        policy.claim_block(block, priority, duration_ms)
+            try:
+                self.remove_from_tree(block)
+            except Exception:  # of a listener
+                self.give_back((block,))
+                raise
+        policy.set_retention(block, priority, duration_ms)
         return block
 
     def get_free_blocks(self, count: int) -> list[KVCacheBlock]:
-        """``get_free_block`` with the default retention, ``count`` times; a hot loop where nothing is offloaded and all
-        victims stand in one queue."""
+        """``get_free_block`` with the default retention, ``count`` times; a hot loop where nothing is offloaded."""
         policy, counters = self._policy, self._counters
         has_events = self._event_manager is not None
-        if (
-            self._listener is not None
-            or self._settings.num_secondary_blocks
-            or not policy.can_take_default_blocks(count)
-        ):
+        if self._listener is not None or self._settings.num_secondary_blocks:
             return self._get_one_by_one(count)
-        blocks = policy.take_default_blocks(count)
+        blocks = policy.take_free_blocks(count)
         counters.alloc_total += count
         for block in blocks:
             if block._lookup_node is not None:
@@ -87,6 +87,8 @@ class BlockClaimer:
                     block.detach_from_lookup_node()
             elif not block.key or not block.has_tokens:
                 counters.alloc_new += 1
+        if policy.follows_tree:
+            policy.removed(blocks)
         return blocks
 
     def _get_one_by_one(self, count: int) -> list[KVCacheBlock]:
@@ -102,16 +104,16 @@ class BlockClaimer:
     def give_back(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Put blocks that were taken and not used into their queues; those that nobody holds or has queued."""
         for block in blocks:
-            if not block._ref_count and block._free_queue is None:
+            if not block._ref_count and not self._policy.is_free(block):
                 self._policy.release_block(block, to_front=block._lookup_node is None)
 
     def _offload_victim(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> KVCacheBlock:
         """Swap a primary victim with a secondary one; the latter's id, now primary, is what the caller gets."""
         offload_block, _ = self._policy.get_free_block(SECONDARY_LEVEL)
         self._copy_out(block, offload_block, mode, directory)
-        # Both are claimed before the swap: afterwards their level, and so their queue, would be another.
-        self._policy.claim_block(block)
-        self._policy.claim_block(offload_block)
+        # Both are taken before the swap: afterwards their level, and so their queue, would be another.
+        self._policy.take_free_block(block)
+        self._policy.take_free_block(offload_block)
         self._swap_out(block, offload_block)
         self._policy.release_block(block)
         return offload_block
@@ -130,6 +132,8 @@ class BlockClaimer:
         if offload_block._lookup_node is not None and not self._settings.compatibility:
             self.remove_from_tree(offload_block)  # while it is still where it was
         block.swap_memory_pool_block_offset(offload_block)
+        if self._policy.follows_tree:
+            self._policy.moved(block, PRIMARY_LEVEL)
         if self._listener is not None:
             self._listener.on_moved(block, self._settings.window_size, SECONDARY_LEVEL)
         if self._event_manager is not None and self.is_announced(block):
@@ -158,6 +162,8 @@ class BlockClaimer:
         if self._listener is not None:
             self._listener.on_removed(block, self._settings.window_size, reason)
         block.detach_from_lookup_node()
+        if self._policy.follows_tree:
+            self._policy.removed((block,))
 
     def report_expired(self, expired: Sequence[tuple[KVCacheBlock, Priority]]) -> None:
         """Tell listeners which cached blocks fell back to the default priority; recorded: nobody is told."""
@@ -183,6 +189,8 @@ class BlockClaimer:
             self.give_back((helper,))
             raise
         block.swap_memory_pool_block_offset(helper)
+        if self._policy.follows_tree:
+            self._policy.moved(block, SECONDARY_LEVEL)
         if self._listener is not None:
             self._listener.on_moved(block, self._settings.window_size, PRIMARY_LEVEL)
         if self._event_manager is not None and (self._settings.compatibility or self.is_announced(block)):
@@ -201,8 +209,8 @@ class BlockClaimer:
             return
         offload_block, _ = self._policy.get_free_block(SECONDARY_LEVEL)
         self._copy_out(block, offload_block, mode, directory)
-        self._policy.claim_block(offload_block)
-        is_free = block._free_queue is not None and not self._settings.compatibility
+        self._policy.take_free_block(offload_block)
+        is_free = self._policy.is_free(block) and not self._settings.compatibility
         if is_free:
             self._policy.claim_block(block, duration_ms=self._policy.get_duration_ms(block))
         self._swap_out(block, offload_block)

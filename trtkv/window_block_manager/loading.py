@@ -21,7 +21,7 @@ from trtkv.common import (
 from trtkv.errors import InvalidInputError, OutOfBlocksError, check
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheUpdatedData
-from trtkv.eviction.eviction_policy import LRUEvictionPolicy
+from trtkv.eviction.eviction_policy import WindowEvictionPolicy
 from trtkv.keys.key_builder import build_block_keys, build_block_keys_of, build_encoder_keys, make_empty_key
 from trtkv.keys.key_hash import NO_HASH, HashLink, link_hash
 from trtkv.keys.packed_key import PackedKey, num_key_tokens
@@ -105,7 +105,7 @@ class BlockLoader:
         pools: WindowPools,
         matcher: ReuseMatcher,
         claimer: BlockClaimer,
-        policy: LRUEvictionPolicy,
+        policy: WindowEvictionPolicy,
         sequences: SequenceBlocks,
         transfer_manager: KVCacheTransferManager,
         event_manager: KVCacheEventManager | None,
@@ -277,10 +277,10 @@ class BlockLoader:
         for claim in claims:
             for index, block in enumerate(claim.matched):
                 is_held_source = claim.needs_copy and index == len(claim.matched) - 1 and block._ref_count
-                if block._free_queue is not None and block not in claimed and not is_held_source:
+                if self._policy.is_free(block) and block not in claimed and not is_held_source:
                     claimed.add(block)
-                    free -= block._free_queue.level == PRIMARY_LEVEL
-                    placeholders -= block._free_queue.level == PLACEHOLDER_LEVEL
+                    free -= block.is_primary
+                    placeholders -= block.is_placeholder
         for claim in claims:
             free = self._room_after(claim, free, onboarded, is_enable_block_reuse)
             placeholders -= self._num_fresh_placeholders(claim, is_enable_block_reuse)
@@ -367,6 +367,8 @@ class BlockLoader:
     def _claim(self, claim: ClaimResult) -> None:
         """Take matched blocks out of their queues, with the request's retention. C++: claimMatchingBlocks."""
         claim_block, retentions = self._policy.claim_block, claim.retentions
+        if self._policy.follows_tree:
+            self._policy.used(claim.matched)
         if retentions is None:
             matched = claim.matched
             if claim.needs_copy and matched[-1]._ref_count:

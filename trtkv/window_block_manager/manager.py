@@ -31,7 +31,9 @@ from trtkv.common import (
 from trtkv.errors import UnknownIdError, check
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheStoredData
-from trtkv.eviction.eviction_policy import FreshBlocks, LRUEvictionPolicy
+from trtkv.eviction.eviction_policy import WindowEvictionPolicy
+from trtkv.eviction.fresh_blocks import FreshBlocks
+from trtkv.eviction.registry import DEFAULT_EVICTION, EVICTIONS, Eviction
 from trtkv.keys.key_builder import chop_vector_into_blocks
 from trtkv.keys.packed_key import PackedKey, token_bytes
 from trtkv.records.cache_settings import IndexerKCacheSettings
@@ -76,6 +78,7 @@ class WindowBlockManager:
         secondary_offload_min_priority: int | None = None,
         indexer_k_cache: IndexerKCacheSettings | None = None,
         listener: BlockListener | None = None,
+        eviction: Eviction = EVICTIONS[DEFAULT_EVICTION],
     ) -> None:
         self.settings = settings
         self._listener = listener
@@ -85,13 +88,13 @@ class WindowBlockManager:
         )
         self.counters = BlockCounters()
         self._reported = BlockCounters()
-        self.eviction_policy = LRUEvictionPolicy(
-            settings.num_primary_blocks,
-            settings.num_secondary_blocks,
+        self.eviction_policy = WindowEvictionPolicy(
+            (settings.num_primary_blocks, settings.num_secondary_blocks),
             self._make_block,
             clock,
             secondary_offload_min_priority,
             settings.num_placeholder_blocks,
+            eviction,
         )
         self.transfer_manager = KVCacheTransferManager(settings.window_size, copy_engine)
         self.matcher = ReuseMatcher(settings, tree, create_root_block(settings.channel), create_swa_placeholder())

@@ -8,7 +8,7 @@ from trtkv.blocks.generation_request import GenerationRequest, SequenceWindow
 from trtkv.blocks.kv_cache_block import KVCacheBlock, create_swa_placeholder
 from trtkv.common import PLACEHOLDER_LEVEL, PRIMARY_LEVEL, RequestId
 from trtkv.errors import LogicError, OutOfBlocksError, UnknownIdError, check
-from trtkv.eviction.eviction_policy import LRUEvictionPolicy
+from trtkv.eviction.eviction_policy import WindowEvictionPolicy
 from trtkv.records.linear_attention import LinearAttentionMetadata
 from trtkv.records.llm_request import LlmRequest
 from trtkv.transfers.kv_cache_transfer_manager import KVCacheTransferManager
@@ -32,7 +32,7 @@ class RecurrentStates:
         metadata: LinearAttentionMetadata,
         pools: WindowPools,
         claimer: BlockClaimer,
-        policy: LRUEvictionPolicy,
+        policy: WindowEvictionPolicy,
         sequences: SequenceBlocks,
         transfer_manager: KVCacheTransferManager,
     ) -> None:

@@ -11,7 +11,7 @@ from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.blocks.radix_block_tree import LookupNodePtr
 from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, RequestId
 from trtkv.errors import InvalidInputError, check
-from trtkv.eviction.eviction_policy import LRUEvictionPolicy
+from trtkv.eviction.eviction_policy import WindowEvictionPolicy
 from trtkv.keys.packed_key import PackedKey, num_key_tokens
 from trtkv.records.retention_config import MIN_RETENTION_PRIORITY
 from trtkv.window_block_manager.claiming import BlockClaimer
@@ -28,7 +28,7 @@ class BlockReleaser:
         settings: WindowSettings,
         matcher: ReuseMatcher,
         claimer: BlockClaimer,
-        policy: LRUEvictionPolicy,
+        policy: WindowEvictionPolicy,
         sequences: SequenceBlocks,
     ) -> None:
         self._settings = settings

@@ -10,7 +10,7 @@ from trtkv.blocks.generation_request import GenerationRequest, SequenceWindow
 from trtkv.blocks.kv_cache_block import KVCacheBlock, create_swa_placeholder
 from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, RequestId, ceil_div, trunc_mod
 from trtkv.errors import InvalidInputError, OutOfBlocksError, UnknownIdError, check
-from trtkv.eviction.eviction_policy import LRUEvictionPolicy
+from trtkv.eviction.eviction_policy import WindowEvictionPolicy
 from trtkv.keys.packed_key import num_key_tokens
 from trtkv.records.kv_cache_index import NULL_ENTRY, get_slot
 from trtkv.window_block_manager.claiming import BlockClaimer
@@ -67,7 +67,7 @@ def _count_held_alone(blocks: Sequence[KVCacheBlock]) -> int:
 class SequenceBlocks:
     """Growth and shrinking of sequences in one window. C++: the sequence methods of WindowBlockManager."""
 
-    def __init__(self, settings: WindowSettings, claimer: BlockClaimer, policy: LRUEvictionPolicy) -> None:
+    def __init__(self, settings: WindowSettings, claimer: BlockClaimer, policy: WindowEvictionPolicy) -> None:
         self._settings = settings
         self._placeholder = create_swa_placeholder()  # stands at positions that left the window
         self._claimer = claimer

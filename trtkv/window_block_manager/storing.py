@@ -12,7 +12,7 @@ from trtkv.blocks.radix_block_tree import HashMapOrderedNode, LookupNodePtr
 from trtkv.blocks.templated_trie import ChildMap
 from trtkv.common import PLACEHOLDER_BLOCK_ID, BlockId, CacheType
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
-from trtkv.eviction.eviction_policy import LRUEvictionPolicy
+from trtkv.eviction.eviction_policy import WindowEvictionPolicy
 from trtkv.keys.key_builder import build_block_keys, build_encoder_keys
 from trtkv.keys.key_hash import HashLink, hash_key_chain, link_hash, resolve_hash
 from trtkv.keys.packed_key import PackedKey, num_key_tokens
@@ -71,7 +71,7 @@ class BlockStorer:
         settings: WindowSettings,
         matcher: ReuseMatcher,
         claimer: BlockClaimer,
-        policy: LRUEvictionPolicy,
+        policy: WindowEvictionPolicy,
         sequences: SequenceBlocks,
         event_manager: KVCacheEventManager | None,
         get_block_by_id: Callable[[BlockId], KVCacheBlock],
@@ -138,6 +138,8 @@ class BlockStorer:
                 parent_hash = prev._hash
             if pin_blocks and not block.is_placeholder:
                 pinned.append(self._pin(prev))
+        if self._policy.follows_tree:
+            self._policy.stored([entry.block for entry in stored])
         if nodes and not self._settings.compatibility:
             nodes[-1].prune()  # every position may have left the window
         if self._event_manager is not None:
@@ -164,6 +166,8 @@ class BlockStorer:
             block.attach_to_lookup_node(node)
         else:
             block.replace_at_lookup_node(existing)
+            if self._policy.follows_tree:
+                self._policy.removed((existing,))
         block.set_block_key(key, num_key_tokens(key) == self._settings.tokens_per_block)
         block._prev_block_in_seq = prev
         link = link_hash(key, parent_hash)
@@ -206,6 +210,7 @@ class BlockStorer:
         prev = self._matcher.root_block
         index = 0
         owns_all = True
+        filled: list[KVCacheBlock] = []  # blocks that became the values of nodes without one
         if (
             window is not None
             and 0 < window.num_stored <= len(keys)
@@ -231,10 +236,13 @@ class BlockStorer:
                 if self._hash_map_order or self._event_manager is not None:
                     return False
                 self._attach(block, node, key, prev)
+                filled.append(block)
                 existing = block
             elif existing is not block:
                 owns_all = False
             prev = existing
+        if filled and self._policy.follows_tree:
+            self._policy.stored(filled)
         new_blocks, above = blocks[index : len(keys)], prev
         if self._hash_map_order and any(block._lookup_node is not None for block in new_blocks):
             return False
@@ -250,6 +258,8 @@ class BlockStorer:
             else:
                 node.link_node(block)
             node = prev = block
+        if self._policy.follows_tree:
+            self._policy.stored(new_blocks)
         if self._event_manager is not None and new_blocks:
             self._report_chain(new_blocks, keys[index:], above, self._event_manager)
         if window is not None and owns_all and keys:

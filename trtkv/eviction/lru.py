@@ -1,0 +1,97 @@
+"""LRU: the block that has been free for the longest time goes first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from trtkv.blocks.kv_cache_block import KVCacheBlock, create_root_block
+from trtkv.eviction.protocol import LevelOfBlocks
+
+
+class LRU:
+    """Least recently released first. C++: one FreeBlocksQueue of LRUEvictionPolicy.
+
+    A ring that a block of the ring's own closes: each block knows its neighbours (``_prev_free``, ``_next_free``), so
+    taking one out of the middle is two assignments, and the ring needs no memory for them.
+    """
+
+    __slots__ = ("_end", "_size")
+
+    follows_tree: ClassVar[bool] = False
+
+    def __init__(self, level: LevelOfBlocks | None = None) -> None:
+        self._end = create_root_block(0)
+        self._end._prev_free = self._end._next_free = self._end
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[KVCacheBlock]:
+        block = self._end._next_free
+        for _ in range(self._size):
+            if block is self._end:
+                return  # not intact
+            yield block
+            block = block._next_free
+
+    def is_intact(self) -> bool:
+        """Whether the ring closes after as many blocks as are counted, and leads back the same way."""
+        block = self._end
+        for _ in range(self._size + 1):
+            if block._next_free._prev_free is not block:
+                return False
+            block = block._next_free
+        return block is self._end
+
+    def peek(self) -> KVCacheBlock | None:
+        """The block that has been free for the longest time. Changes nothing."""
+        return self._end._next_free if self._size else None
+
+    def released(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Put blocks at the back."""
+        last = self._end._prev_free
+        for block in blocks:
+            block._prev_free = last
+            last._next_free = block
+            last = block
+        last._next_free = self._end
+        self._end._prev_free = last
+        self._size += len(blocks)
+
+    def put_first(self, block: KVCacheBlock) -> None:
+        """Put a block at the front: it goes next."""
+        first = self._end._next_free
+        block._prev_free, block._next_free = self._end, first
+        self._end._next_free = first._prev_free = block
+        self._size += 1
+
+    def claimed(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Take blocks out, wherever they stand."""
+        for block in blocks:
+            before, after = block._prev_free, block._next_free
+            before._next_free = after
+            after._prev_free = before
+        self._size -= len(blocks)
+
+    def take(self, count: int) -> list[KVCacheBlock]:
+        """Take the first ``count`` blocks, or all if there are fewer."""
+        taken: list[KVCacheBlock] = []
+        block = self._end._next_free
+        for _ in range(min(count, self._size)):
+            taken.append(block)
+            block = block._next_free
+        self._end._next_free = block
+        block._prev_free = self._end
+        self._size -= len(taken)
+        return taken
+
+    def stored(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Not called: only the order of release counts."""
+
+    def used(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Not called."""
+
+    def removed(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Not called."""
