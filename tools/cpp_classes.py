@@ -229,6 +229,10 @@ WINDOW_BLOCK_MANAGER: Final = CppClass(
             _PARTS + "loading:BlockLoader.add_sequence_batch",
             "carries out what was planned, claims first",
         ),
+        "releaseSubtree(..)": (
+            _PARTS + "recorded.recorded_releasing:RecordedBlockReleaser._release_subtree",
+            "as recorded; by default truncation walks nodes",
+        ),
         "freeLeafBlock(..)": (_PARTS + "claiming:BlockClaimer.remove_from_tree", "one block, leaf or not"),
     },
     not_ported={

@@ -29,7 +29,7 @@ from trtkv.inspection.invariants import check_invariants
 from trtkv.keys.block_key import BlockKey
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.records.llm_request import LlmRequest, LlmRequestState
-from trtkv.window_block_manager.storing import usable_tokens
+from trtkv.window_block_manager.storing import num_usable_tokens, usable_tokens
 
 State = LlmRequestState
 
@@ -73,7 +73,7 @@ def test_tokens_whose_state_is_in_the_cache(
     request.set_context_current_position(position)
     request.add_new_tokens([[5] * num_generated])
     assert usable_tokens(request) == expected
-    assert usable_tokens(request, compatibility=True) == recorded
+    assert num_usable_tokens(request) == recorded
 
 
 def test_unfinished_prompt_is_stored_as_far_as_it_is_computed() -> None:

@@ -70,9 +70,10 @@ def find_violations(
     tree = _Tree(manager)
     found = list(tree.find_violations())
     found += _find_foreign_records(manager)
+    window_class = _RecordedWindow if manager.compatibility else _Window
     for window_size, window_manager in manager.block_manager.window_block_managers.items():
         window_pins = None if pins is None else pins.get(window_size, {})
-        window = _Window(manager, window_manager, tree, window_pins)
+        window = window_class(manager, window_manager, tree, window_pins)
         found += window.find_violations(requests or {}, rewound)
     return found
 
@@ -217,6 +218,11 @@ class _Holders:
 class _Window:
     """The rules of one window."""
 
+    _may_stay_in_old_tree = False
+    _checks_states = True
+    _checks_reach = True
+    _names_encoder_input = True
+
     def __init__(
         self,
         manager: KVCacheManager,
@@ -268,6 +274,13 @@ class _Window:
             if request_id in requests:
                 yield from self._check_tokens(record, sequence, requests[request_id])
         yield from self._check_counters()
+
+    @property
+    def _hashes_whole_paths(self) -> bool:
+        return True
+
+    def _may_differ_in_extent(self, num_tokens: int) -> bool:
+        return False
 
     # -- blocks and slots ---------------------------------------------------------------------------
 
@@ -407,10 +420,10 @@ class _Window:
         if node.get_value(self._settings.channel) is not block:
             yield f"8: block {block.block_id} says it is at {self._tree.name(node)}, which does not hold it"
         if not self._tree.contains(node):
-            if not self._settings.compatibility:
+            if not self._may_stay_in_old_tree:
                 yield f"8: block {block.block_id} is attached outside the tree"
             return
-        if self._settings.compatibility and self._settings.is_recurrent_state:
+        if self._settings.is_recurrent_state and not self._checks_states:
             return
         if block.block_key != node.key:
             yield (
@@ -421,7 +434,7 @@ class _Window:
         if block.is_full != (num_tokens == self._settings.tokens_per_block):
             yield f"11: block {block.block_id} has {num_tokens} tokens and full flag {block.is_full}"
         has_hash = self._settings.key_form is not KeyForm.DIGESTS
-        if has_hash and (not self._settings.compatibility or not self._settings.is_swa):
+        if has_hash and self._hashes_whole_paths:
             expected = self._tree.chain_hash(node)
             if block.hash != expected:
                 yield f"12: block {block.block_id} has hash {block.hash:016x}, its path gives {expected:016x}"
@@ -447,7 +460,7 @@ class _Window:
                 yield f"14: {name} holds block {block.block_id} at position {block_idx}, which left the window"
             if block_idx >= front and shown != block.block_id:
                 yield f"14: {name} shows {shown} at position {block_idx} and holds {block.block_id}"
-            is_state = self._settings.is_recurrent_state and not self._settings.compatibility
+            is_state = self._settings.is_recurrent_state and self._checks_states
             if is_placeholder and not self._settings.is_swa and not is_state:
                 yield f"14: {name} has a sliding-window placeholder at position {block_idx}"
             if not block.is_placeholder and not block.is_primary:
@@ -456,16 +469,14 @@ class _Window:
     def _check_extent(self, sequence: GenerationRequest, record: SequenceWindow) -> Iterator[str]:
         """Rule 15."""
         settings, num_tokens = self._settings, sequence.num_tokens
-        limit = self._manager.window_sizes_metadata[settings.window_size].max_token_num
         num_blocks = len(record.held) // sequence.beam_width
         expected = ceil_div(num_tokens, settings.tokens_per_block)
-        is_odd = settings.window_size % settings.tokens_per_block
-        if num_blocks != expected and not (settings.compatibility and (num_tokens > limit or is_odd)):
+        if num_blocks != expected and not self._may_differ_in_extent(num_tokens):
             yield f"15: sequence {sequence.request_id} of {num_tokens} tokens has {num_blocks} blocks, not {expected}"
 
     def _check_reach(self, sequence: GenerationRequest, record: SequenceWindow) -> Iterator[str]:
         """Rule 16."""
-        if not self._settings.is_swa or self._settings.compatibility:
+        if not self._settings.is_swa or not self._checks_reach:
             return
         holes = [i // sequence.beam_width for i, b in enumerate(record.held) if b.block_id == PLACEHOLDER_BLOCK_ID]
         num_lost = (holes[-1] + 1) * self._settings.tokens_per_block if holes else 0
@@ -482,7 +493,7 @@ class _Window:
                 yield (
                     f"25: sequence {sequence.request_id} has {len(slots)} table entries for {len(ids)} blocks of a beam"
                 )
-        if self._settings.compatibility and self._settings.is_recurrent_state:
+        if self._settings.is_recurrent_state and not self._checks_states:
             return
         for position, block in enumerate(record.held):
             block_idx, beam_idx = divmod(position, sequence.beam_width)
@@ -498,7 +509,9 @@ class _Window:
 
     def _check_tokens(self, record: SequenceWindow, sequence: GenerationRequest, request: LlmRequest) -> Iterator[str]:
         """Rule 23: a block of a sequence is cached, if at all, under the sequence's own tokens."""
-        keys = _SequenceKeys(self._manager, self._tree, sequence, request)
+        manager = self._manager
+        of_encoder = self._names_encoder_input and manager.cache_type is CacheType.CROSS
+        keys = _SequenceKeys(manager, self._tree, sequence, request, of_encoder)
         for position, block in enumerate(record.held):
             node = block.lookup_node
             if node is None or block.block_id == PLACEHOLDER_BLOCK_ID or not self._tree.contains(node):
@@ -522,18 +535,42 @@ class _Window:
                 yield f"18: counter {name} fell from {getattr(reported, name)} to {getattr(now, name)}"
 
 
+class _RecordedWindow(_Window):
+    """The rules of one window whose parts behave as recorded."""
+
+    _may_stay_in_old_tree = True
+    _checks_states = False
+    _checks_reach = False
+    _names_encoder_input = False
+
+    @property
+    def _hashes_whole_paths(self) -> bool:
+        return not self._settings.is_swa
+
+    def _may_differ_in_extent(self, num_tokens: int) -> bool:
+        window_size = self._settings.window_size
+        limit = self._manager.window_sizes_metadata[window_size].max_token_num
+        return num_tokens > limit or window_size % self._settings.tokens_per_block > 0
+
+
 class _SequenceKeys:
     """The keys under which a sequence's blocks may be cached."""
 
-    def __init__(self, manager: KVCacheManager, tree: _Tree, sequence: GenerationRequest, request: LlmRequest) -> None:
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        tree: _Tree,
+        sequence: GenerationRequest,
+        request: LlmRequest,
+        of_encoder: bool,
+    ) -> None:
         self._request = request
         self._tree = tree
         self._tokens_per_block = manager.tokens_per_block
-        is_cross = manager.cache_type is CacheType.CROSS and not manager.compatibility
-        self._build_keys = build_encoder_keys if is_cross else partial(build_block_keys_of, key_form=manager.key_form)
+        self._build_keys = build_encoder_keys if of_encoder else partial(build_block_keys_of, key_form=manager.key_form)
         self._tokens = [
             (request.encoder_tokens or array("i"))
-            if is_cross
+            if of_encoder
             else request.get_tokens(min(beam, request.beam_width - 1))[: sequence.num_tokens]
             for beam in range(sequence.beam_width)
         ]

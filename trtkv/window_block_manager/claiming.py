@@ -129,8 +129,7 @@ class BlockClaimer:
             raise
 
     def _swap_out(self, block: KVCacheBlock, offload_block: KVCacheBlock) -> None:
-        if offload_block._lookup_node is not None and not self._settings.compatibility:
-            self.remove_from_tree(offload_block)  # while it is still where it was
+        self._vacate(offload_block)
         block.swap_memory_pool_block_offset(offload_block)
         if self._policy.follows_tree:
             self._policy.moved(block, PRIMARY_LEVEL)
@@ -142,13 +141,13 @@ class BlockClaimer:
                 self._settings.window_size,
             )
 
-    def is_announced(self, block: KVCacheBlock) -> bool:
-        """Whether listeners count the block as cached: it is in the tree.
+    def _vacate(self, offload_block: KVCacheBlock) -> None:
+        """Take a block whose memory was overwritten out of the tree, while it is still where it was."""
+        if offload_block._lookup_node is not None:
+            self.remove_from_tree(offload_block)
 
-        The reference asks for a block at the parent position too, so that listeners never hear of the end of others.
-        """
-        if self._settings.compatibility:
-            return self._matcher.block_in_radix_tree(block)
+    def is_announced(self, block: KVCacheBlock) -> bool:
+        """Whether listeners count the block as cached: it is in the tree."""
         return block._lookup_node is not None and not block.is_placeholder
 
     def remove_from_tree(self, block: KVCacheBlock, reason: RemovalReason = RemovalReason.EVICTED) -> None:
@@ -156,6 +155,10 @@ class BlockClaimer:
         if self._event_manager is not None and self.is_announced(block):
             self._event_manager.enqueue_removed_event(block, self._settings.window_size)
         self.detach(block, reason)
+
+    def remove_held(self, block: KVCacheBlock, reason: RemovalReason) -> None:
+        """Take a block out of the tree that its sequence goes on to use."""
+        self.remove_from_tree(block, reason)
 
     def detach(self, block: KVCacheBlock, reason: RemovalReason) -> None:
         """Detach one block without an event."""
@@ -166,8 +169,8 @@ class BlockClaimer:
             self._policy.removed((block,))
 
     def report_expired(self, expired: Sequence[tuple[KVCacheBlock, Priority]]) -> None:
-        """Tell listeners which cached blocks fell back to the default priority; recorded: nobody is told."""
-        if self._event_manager is None or self._settings.compatibility:
+        """Tell listeners which cached blocks fell back to the default priority."""
+        if self._event_manager is None:
             return
         for block, old in expired:
             if self.is_announced(block):
@@ -193,12 +196,15 @@ class BlockClaimer:
             self._policy.moved(block, SECONDARY_LEVEL)
         if self._listener is not None:
             self._listener.on_moved(block, self._settings.window_size, PRIMARY_LEVEL)
-        if self._event_manager is not None and (self._settings.compatibility or self.is_announced(block)):
+        if self._event_manager is not None and self._reports_onboarding(block):
             self._event_manager.enqueue_updated_event(
                 KVCacheUpdatedData(block.hash, cache_level=(SECONDARY_LEVEL, PRIMARY_LEVEL)),
                 self._settings.window_size,
             )
         self._policy.release_block(helper)
+
+    def _reports_onboarding(self, block: KVCacheBlock) -> bool:
+        return self.is_announced(block)
 
     def offload_block(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> None:
         """Move a primary block to the secondary level, whoever holds it; a free one moves to the queue there.
@@ -210,10 +216,14 @@ class BlockClaimer:
         offload_block, _ = self._policy.get_free_block(SECONDARY_LEVEL)
         self._copy_out(block, offload_block, mode, directory)
         self._policy.take_free_block(offload_block)
-        is_free = self._policy.is_free(block) and not self._settings.compatibility
-        if is_free:
+        changes_queue = self._changes_queue(block)
+        if changes_queue:
             self._policy.claim_block(block, duration_ms=self._policy.get_duration_ms(block))
         self._swap_out(block, offload_block)
         self._policy.release_block(offload_block)
-        if is_free:
+        if changes_queue:
             self._policy.release_block(block)
+
+    def _changes_queue(self, block: KVCacheBlock) -> bool:
+        """Whether a block that is offloaded goes from a queue of one level to one of the other."""
+        return self._policy.is_free(block)

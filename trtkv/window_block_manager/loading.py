@@ -22,7 +22,7 @@ from trtkv.errors import InvalidInputError, OutOfBlocksError, check
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheUpdatedData
 from trtkv.eviction.eviction_policy import WindowEvictionPolicy
-from trtkv.keys.key_builder import build_block_keys, build_block_keys_of, build_encoder_keys, make_empty_key
+from trtkv.keys.key_builder import build_block_keys, build_encoder_keys, make_empty_key
 from trtkv.keys.key_hash import NO_HASH, HashLink, link_hash
 from trtkv.keys.packed_key import PackedKey, num_key_tokens
 from trtkv.records.kv_cache_index import SECONDARY_POOL_FLAG
@@ -98,6 +98,13 @@ class ClaimResult:
 
 class BlockLoader:
     """Admission into one window. C++: addSequenceBatch, claimMatchingBlocks, onboardAndAllocateBlocks."""
+
+    ends_at_last_state = True
+    """Whether placeholders after the last recurrent state found are left for states of the request's own."""
+    allocates_in_batches = True
+    """Whether the rest of a prompt may be taken in one go."""
+    hashes_copies = True
+    """Whether a copied block takes the hash that follows from its predecessor."""
 
     def __init__(
         self,
@@ -187,16 +194,19 @@ class BlockLoader:
         if self._settings.cache_type is CacheType.CROSS:
             if request.encoder_tokens is None:
                 return []
-            build_keys = build_block_keys_of if self._settings.compatibility else build_encoder_keys
-            keys = build_keys(request, request.encoder_tokens, tokens_per_block, input_length - 1, True)
+            keys = self._encoder_keys(request, request.encoder_tokens, input_length - 1)
         else:
             keys = build_block_keys(request, tokens_per_block, input_length - 1, True, self._settings.key_form)
         if input_length % tokens_per_block == 1:
             keys.append(make_empty_key(request, input_length - 1))
         return keys
 
+    def _encoder_keys(self, request: LlmRequest, tokens: array[int], num_tokens: int) -> list[PackedKey]:
+        """Keys of what a cross cache holds."""
+        return build_encoder_keys(request, tokens, self._settings.tokens_per_block, num_tokens, True)
+
     def _take_matches(self, result: ClaimResult, matches: ReuseMatches) -> None:
-        if self._settings.is_recurrent_state and not self._settings.compatibility:
+        if self._settings.is_recurrent_state and self.ends_at_last_state:
             # What lies behind the last state is no use; the request may want states of its own there.
             while matches.blocks and matches.blocks[-1].is_placeholder:
                 matches.blocks.pop()
@@ -346,9 +356,7 @@ class BlockLoader:
             if self._listener is not None:
                 self._listener.on_allocation(sequence.request_id, window_size)
             self._onboard_and_allocate(sequence, claim, is_enable_block_reuse)
-            prepopulated = claim.prepopulated_len
-            if not self._settings.compatibility:
-                prepopulated = min(prepopulated, sequence.current_prepopulated_prompt_len)
+            prepopulated = self._found_len(sequence, claim)
             sequence.set_current_prepopulated_prompt_len(prepopulated)
             self._counters.reused_tokens += prepopulated
             self._counters.total_input_tokens += claim.input_length
@@ -363,6 +371,14 @@ class BlockLoader:
                 )
             )
         return results
+
+    def _found_len(self, sequence: GenerationRequest, claim: ClaimResult) -> int:
+        """Tokens found in this window and in all wider ones."""
+        return min(claim.prepopulated_len, sequence.current_prepopulated_prompt_len)
+
+    def _reports_priority(self, block: KVCacheBlock, is_held_source: bool) -> bool:
+        """Whether listeners are told that a claimed block has another priority."""
+        return not is_held_source and self._claimer.is_announced(block)
 
     def _claim(self, claim: ClaimResult) -> None:
         """Take matched blocks out of their queues, with the request's retention. C++: claimMatchingBlocks."""
@@ -385,7 +401,7 @@ class BlockLoader:
                 priority is not None
                 and block._priority != priority
                 and self._event_manager is not None
-                and (self._settings.compatibility or (not is_held_source and self._claimer.is_announced(block)))
+                and self._reports_priority(block, is_held_source)
             ):
                 self._event_manager.enqueue_updated_event(
                     KVCacheUpdatedData(block.hash, priority=(block._priority, priority)), self._settings.window_size
@@ -412,7 +428,7 @@ class BlockLoader:
                 window.last_node_key = claim.matched[num_full - 1]._lookup_node.key  # type: ignore[union-attr]
         for index in range(num_full, len(claim.matched)):
             self._place_claimed(claim, index, claim.matched[index], window)
-        if is_plain and claim.retentions is None and not self._settings.compatibility:
+        if is_plain and claim.retentions is None and self.allocates_in_batches:
             self._allocate_plain(claim, window)
         else:
             self._allocate_shared(claim, window, is_enable_block_reuse)
@@ -481,13 +497,10 @@ class BlockLoader:
             block = self._copy_source(claim, index, block)
         elif is_partial:
             check(block.is_leaf, f"block {block._block_id} is no leaf and cannot be taken over")
-            if self._settings.compatibility:
-                self._claimer.detach(block, RemovalReason.TAKEN_OVER)  # recorded: no event
-            else:
-                self._claimer.remove_from_tree(block, RemovalReason.TAKEN_OVER)
+            self._claimer.remove_held(block, RemovalReason.TAKEN_OVER)
         self._claimer.onboard_block(block, claim.mode, claim.directory)
         add_block_to_all_beams(block, window, claim.beam_width)
-        if is_partial and claim.needs_copy and not self._settings.compatibility:
+        if is_partial and claim.needs_copy and self.hashes_copies:
             block.compute_hash()
         if not block.is_placeholder:
             counters.reused += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from trtkv.blocks.block_listener import BlockListener, RemovalReason
+from trtkv.blocks.block_listener import BlockListener
 from trtkv.blocks.generation_request import GenerationRequest
 from trtkv.blocks.kv_cache_block import (
     ChannelBlock,
@@ -28,7 +28,7 @@ from trtkv.common import (
     WindowSize,
     trunc_mod,
 )
-from trtkv.errors import UnknownIdError, check
+from trtkv.errors import UnknownIdError
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheStoredData
 from trtkv.eviction.eviction_policy import WindowEvictionPolicy
@@ -43,16 +43,12 @@ from trtkv.records.stats import KvCacheIterationStats, hit_rate
 from trtkv.records.window_size_metadata import PrefixReuseSummary
 from trtkv.transfers.copy_engine import CopyEngine
 from trtkv.transfers.kv_cache_transfer_manager import KVCacheTransferManager
-from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.counters import BlockCounters
-from trtkv.window_block_manager.loading import BatchSeqStats, BlockLoader, ClaimResult
+from trtkv.window_block_manager.loading import BatchSeqStats, ClaimResult
+from trtkv.window_block_manager.parts import choose_parts
 from trtkv.window_block_manager.pools import WindowPools
-from trtkv.window_block_manager.recurrent import RecurrentStates
-from trtkv.window_block_manager.releasing import BlockReleaser
-from trtkv.window_block_manager.reuse_matching import ReuseMatcher
-from trtkv.window_block_manager.sequences import SequenceBlocks, write_slot_at
+from trtkv.window_block_manager.sequences import write_slot_at
 from trtkv.window_block_manager.settings import WindowSettings
-from trtkv.window_block_manager.storing import BlockStorer
 
 
 class WindowBlockManager:
@@ -82,6 +78,7 @@ class WindowBlockManager:
     ) -> None:
         self.settings = settings
         self._listener = listener
+        parts = choose_parts(settings.compatibility)
         self._block_class = HashMapOrderedBlock if tree.hash_map_order else KVCacheBlock
         self.pools = WindowPools(
             settings, managed_layers, num_kv_heads_per_layer, size_per_head, dtype, indexer_k_cache
@@ -97,8 +94,8 @@ class WindowBlockManager:
             eviction,
         )
         self.transfer_manager = KVCacheTransferManager(settings.window_size, copy_engine)
-        self.matcher = ReuseMatcher(settings, tree, create_root_block(settings.channel), create_swa_placeholder())
-        self.claimer = BlockClaimer(
+        self.matcher = parts.matcher(settings, tree, create_root_block(settings.channel), create_swa_placeholder())
+        self.claimer = parts.claimer(
             settings,
             self.pools,
             self.matcher,
@@ -108,8 +105,8 @@ class WindowBlockManager:
             self.counters,
             listener,
         )
-        self.sequences = SequenceBlocks(settings, self.claimer, self.eviction_policy)
-        self.loader = BlockLoader(
+        self.sequences = parts.sequences(settings, self.claimer, self.eviction_policy)
+        self.loader = parts.loader(
             settings,
             self.pools,
             self.matcher,
@@ -121,12 +118,12 @@ class WindowBlockManager:
             self.counters,
             listener,
         )
-        self.releaser = BlockReleaser(settings, self.matcher, self.claimer, self.eviction_policy, self.sequences)
+        self.releaser = parts.releaser(settings, self.matcher, self.claimer, self.eviction_policy, self.sequences)
         metadata = settings.linear_attention_metadata
         self.recurrent = (
             None
             if metadata is None
-            else RecurrentStates(
+            else parts.recurrent(
                 settings,
                 metadata,
                 self.pools,
@@ -136,7 +133,7 @@ class WindowBlockManager:
                 self.transfer_manager,
             )
         )
-        self.storer = BlockStorer(
+        self.storer = parts.storer(
             settings,
             self.matcher,
             self.claimer,
@@ -334,10 +331,10 @@ class WindowBlockManager:
         else:
             self.sequences.allocate_block(sequence, window, share_among_beams=sequence.beam_width == 1)
         self.counters.gen_alloc += 1
-        last = len(window.block_ids[0]) - 1
-        if self.recurrent is not None and last and not self.settings.compatibility:
-            write_slot_at(window, sequence.beam_width, last - 1)  # a placeholder may have been put there
-        write_slot_at(window, sequence.beam_width, last)
+        if self.recurrent is not None:
+            self.recurrent.write_grown_slots(sequence, window)
+        else:
+            write_slot_at(window, sequence.beam_width, len(window.block_ids[0]) - 1)
 
     def drop_last_position(self, sequence: GenerationRequest) -> None:
         """Undo the allocation of the last position, for every beam."""
@@ -393,27 +390,15 @@ class WindowBlockManager:
 
     def unpin_blocks_by_id(self, block_ids: Sequence[BlockId]) -> None:
         """Drop one reference of each block."""
-        if self.settings.compatibility:
-            for block_id in block_ids:
-                check(0 <= block_id < self.max_num_blocks, f"block id {block_id} is out of range")
-                self.releaser.unpin_blocks([self.get_block_by_id(block_id)])
-            return
-        blocks = [self.get_block_by_id(block_id) for block_id in block_ids]
-        self.releaser.check_can_unpin(blocks)
-        self.releaser.unpin_blocks(blocks)
+        self.releaser.unpin_blocks_by_id(block_ids, self.get_block_by_id)
 
     def truncate_blocks(self, keys: Sequence[PackedKey], num_tokens_to_keep: int) -> None:
         """Drop cached blocks along a prefix behind the tokens to keep."""
         self.releaser.truncate_blocks(keys, num_tokens_to_keep)
 
     def reset_reuse_state(self, tree: UnifiedBlockTree) -> None:
-        """Use an empty tree from now on; cached blocks leave the old one and keep their keys and queue places.
-
-        Recorded: they stay attached to the old tree, and are reported as removed when they are recycled.
-        """
-        if not self.settings.compatibility:
-            for block in reversed(self.matcher.list_blocks()):
-                self.claimer.remove_from_tree(block, RemovalReason.DROPPED)
+        """Use an empty tree from now on; cached blocks leave the old one and keep their keys and queue places."""
+        self.releaser.empty_tree()
         self.matcher.set_tree(tree, create_root_block(self.settings.channel))
         for window in self.sequences.allocated_blocks_per_seq.values():
             window.num_stored = 0

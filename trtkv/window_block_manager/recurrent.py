@@ -14,7 +14,7 @@ from trtkv.records.llm_request import LlmRequest
 from trtkv.transfers.kv_cache_transfer_manager import KVCacheTransferManager
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.pools import WindowPools
-from trtkv.window_block_manager.sequences import SequenceBlocks, add_block_to_beam
+from trtkv.window_block_manager.sequences import SequenceBlocks, add_block_to_beam, write_slot_at
 from trtkv.window_block_manager.settings import WindowSettings
 
 
@@ -51,7 +51,7 @@ class RecurrentStates:
     def _keeps_snapshot(self, sequence: GenerationRequest, window: SequenceWindow) -> bool:
         """Whether the last block is cached and must stay as it is."""
         last = window.held[-sequence.beam_width]
-        return last._lookup_node is not None and (self._metadata.save_last_snapshot or not self._settings.compatibility)
+        return last._lookup_node is not None
 
     def check_can_add_token(self, sequence: GenerationRequest) -> None:
         """Raise what the next allocation would raise, before anything is changed."""
@@ -82,9 +82,8 @@ class RecurrentStates:
         elif self._keeps_snapshot(sequence, window):
             old = window.held[-sequence.beam_width :]
             self._sequences.allocate_block(sequence, window, share_among_beams=sequence.beam_width == 1)
-            if not self._settings.compatibility:
-                for source, target in zip(old, window.held[-sequence.beam_width :], strict=True):
-                    self._copy_state(source, target, sequence)
+            for source, target in zip(old, window.held[-sequence.beam_width :], strict=True):
+                self._carry_state(source, target, sequence)
         else:
             self._insert_placeholder(sequence, window)
 
@@ -114,9 +113,19 @@ class RecurrentStates:
             block = last
             if is_shared and beam_idx:
                 block = self._sequences.take_decode_block(sequence)
-                if not self._settings.compatibility:
-                    self._copy_state(last, block, sequence)
+                self._carry_state(last, block, sequence)
             add_block_to_beam(block, window, beam_idx, beam_width)
+
+    def _carry_state(self, source: KVCacheBlock, target: KVCacheBlock, sequence: GenerationRequest) -> None:
+        """A new live block goes on from the state before it."""
+        self._copy_state(source, target, sequence)
+
+    def write_grown_slots(self, sequence: GenerationRequest, window: SequenceWindow) -> None:
+        """Write the table entries of a position just added, and of the one before: a placeholder may stand there."""
+        last = len(window.block_ids[0]) - 1
+        if last:
+            write_slot_at(window, sequence.beam_width, last - 1)
+        write_slot_at(window, sequence.beam_width, last)
 
     def num_blocks_to_come(self, sequence: GenerationRequest, prompt_len: int, enable_reuse: bool) -> int:
         """Blocks with memory that a sequence will still take: new live blocks behind a prompt that ends a block.
@@ -154,8 +163,9 @@ class RecurrentStates:
         window = self._sequences.allocated_blocks_per_seq.get(request.request_id)
         if window is None:
             return False
-        if self._settings.compatibility:
-            return self._copy_as_recorded(sequence, request, window)
+        return self._copy_at_boundary(sequence, request, window)
+
+    def _copy_at_boundary(self, sequence: GenerationRequest, request: LlmRequest, window: SequenceWindow) -> bool:
         position, prompt_len = request.context_current_position, request.prompt_len
         if not request.is_context_init_state or position >= prompt_len:
             # Beams of a prompt that ends a block got their state with their live blocks.
@@ -164,16 +174,6 @@ class RecurrentStates:
         self._step_starts.setdefault(request.request_id, set()).add(position)
         block_idx, inside = divmod(position, self._settings.tokens_per_block)
         return block_idx > 0 and not inside and self._copy_to_next_block(sequence, window, block_idx - 1)
-
-    def _copy_as_recorded(self, sequence: GenerationRequest, request: LlmRequest, window: SequenceWindow) -> bool:
-        tokens_per_block, prompt_len = self._settings.tokens_per_block, request.prompt_len
-        finished = request.is_context_finished
-        position = request.get_num_tokens(0) if finished else request.context_current_position
-        if position == prompt_len + 1 and prompt_len % tokens_per_block == 0:
-            return self._copy_to_other_beams(sequence, window)
-        if not 0 < position <= prompt_len or position % tokens_per_block:
-            return False
-        return self._copy_to_next_block(sequence, window, position // tokens_per_block - 1)
 
     def _copy_to_other_beams(self, sequence: GenerationRequest, window: SequenceWindow) -> bool:
         last_blocks = window.held[-sequence.beam_width :]
@@ -212,7 +212,7 @@ class RecurrentStates:
         """
         blocks = sequence.get_window(self._settings.window_size).held[:: sequence.beam_width]
         starts = self._step_starts.get(request.request_id)
-        if not starts or self._settings.compatibility:
+        if not starts:
             return blocks
         tokens_per_block = self._settings.tokens_per_block
         first = min(starts)

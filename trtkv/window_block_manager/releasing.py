@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trtkv.blocks.block_listener import RemovalReason
 from trtkv.blocks.generation_request import SequenceWindow
 from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.blocks.radix_block_tree import LookupNodePtr
-from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, RequestId
+from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, BlockId, RequestId
 from trtkv.errors import InvalidInputError, check
 from trtkv.eviction.eviction_policy import WindowEvictionPolicy
 from trtkv.keys.packed_key import PackedKey, num_key_tokens
@@ -62,6 +62,19 @@ class BlockReleaser:
             if block._block_id != PLACEHOLDER_BLOCK_ID:
                 self._sequences.add_pin(block)
 
+    def unpin_blocks_by_id(
+        self, block_ids: Sequence[BlockId], get_block_by_id: Callable[[BlockId], KVCacheBlock]
+    ) -> None:
+        """Drop one pin of each block, or of none if one of them has too few. C++: unpinBlocksById."""
+        blocks = [get_block_by_id(block_id) for block_id in block_ids]
+        self.check_can_unpin(blocks)
+        self.unpin_blocks(blocks)
+
+    def empty_tree(self) -> None:
+        """Take all blocks of this window out of the tree, children before parents."""
+        for block in reversed(self._matcher.list_blocks()):
+            self._claimer.remove_from_tree(block, RemovalReason.DROPPED)
+
     def check_can_unpin(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Raise if any of the blocks has fewer pins than it is to lose. Changes nothing."""
         for block, count in Counter(blocks).items():
@@ -84,47 +97,11 @@ class BlockReleaser:
         A block is dropped if the tokens matched before it exceed the number to keep. Blocks that nobody holds
         go to the front of the lowest queue. C++: truncateBlocks.
         """
-        settings = self._settings
-        keys = self._matcher.tree.stored_form(keys, settings.tokens_per_block)
-        if not settings.compatibility:
-            self._truncate_nodes(keys, num_tokens_to_keep)
-            return
-        num_matched = 0
-        node = self._matcher.tree.root
-        for key in keys:
-            matches = self._matcher.find_child_block(
-                node, key, settings.enable_partial_reuse, settings.copy_on_partial_reuse
-            )
-            if matches is None:
-                return
-            matched, block = matches
-            if num_matched > num_tokens_to_keep:
-                block._priority = MIN_RETENTION_PRIORITY
-                self._release_subtree(block)
-                return
-            num_matched += matched
-            if block._lookup_node is None:
-                return
-            node = block._lookup_node
+        keys = self._matcher.tree.stored_form(keys, self._settings.tokens_per_block)
+        self._truncate(keys, num_tokens_to_keep)
 
-    def _release_subtree(self, block: KVCacheBlock) -> None:
-        """Detach a block and all below it, children before parents, as recorded. C++: releaseSubtree."""
-        subtree: list[KVCacheBlock] = []
-        stack = [block]
-        while stack:
-            current = stack.pop()
-            stack.extend(reversed(current.next_blocks))
-            subtree.append(current)
-        for entry in reversed(subtree):
-            check(entry.is_leaf, f"block {entry._block_id} has children of another window")
-            self._claimer.remove_from_tree(entry, RemovalReason.DROPPED)
-            if entry._ref_count:
-                continue
-            entry._priority = MIN_RETENTION_PRIORITY
-            self._policy.release_block(entry, to_front=True)
-
-    def _truncate_nodes(self, keys: Sequence[PackedKey], num_tokens_to_keep: int) -> None:
-        """Truncation by nodes, so that what lies below a hole of this window is found and dropped as well."""
+    def _truncate(self, keys: Sequence[PackedKey], num_tokens_to_keep: int) -> None:
+        """By nodes, so that what lies below a hole of this window is found and dropped as well."""
         settings = self._settings
         num_matched = 0
         node = self._matcher.tree.root
@@ -175,10 +152,7 @@ class BlockReleaser:
         """Simulate the removal of a sequence. C++: schedulingReleaseBlocks."""
         held = self._sequences.get_window(request_id).held
         counts = self._scheduling_ref_counts
-        if not self._settings.compatibility:
-            if request_id in self._scheduling_removed:
-                raise InvalidInputError(f"request {request_id} was already removed in this simulation; start a new one")
-            self._scheduling_removed.add(request_id)
+        self._note_removed(request_id)
         for block in held:
             if block.is_placeholder:
                 continue
@@ -187,6 +161,11 @@ class BlockReleaser:
             counts[block] = count - 1
             if count == 1:
                 self._scheduling_num_free_blocks += 1
+
+    def _note_removed(self, request_id: RequestId) -> None:
+        if request_id in self._scheduling_removed:
+            raise InvalidInputError(f"request {request_id} was already removed in this simulation; start a new one")
+        self._scheduling_removed.add(request_id)
 
     @property
     def scheduling_num_free_blocks(self) -> int:

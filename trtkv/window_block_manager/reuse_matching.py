@@ -34,6 +34,8 @@ class ReuseMatches:
 class ReuseMatcher:
     """Walks the tree for one window. C++: WindowBlockManager::findReusableBlockMatches and its callers."""
 
+    skips_missing_states = True
+
     def __init__(
         self, settings: WindowSettings, tree: UnifiedBlockTree, root_block: KVCacheBlock, placeholder: KVCacheBlock
     ) -> None:
@@ -41,7 +43,7 @@ class ReuseMatcher:
         self._placeholder = placeholder
         self._is_swa = settings.is_swa
         # Only the last recurrent state of a prefix counts, so a missing one is no hole.
-        self._passes_missing = settings.is_swa or (settings.is_recurrent_state and not settings.compatibility)
+        self._passes_missing = settings.is_swa or (settings.is_recurrent_state and self.skips_missing_states)
         self.set_tree(tree, root_block)
 
     def set_tree(self, tree: UnifiedBlockTree, root_block: KVCacheBlock) -> None:

@@ -225,10 +225,7 @@ class SequenceBlocks:
 
     def ends_block(self, num_tokens: int) -> bool:
         """Whether a sequence cut to this length no longer needs its last block."""
-        settings = self._settings
-        if settings.compatibility and settings.window_size > 0:
-            num_tokens %= settings.window_size
-        return trunc_mod(num_tokens, settings.tokens_per_block) == 0
+        return trunc_mod(num_tokens, self._settings.tokens_per_block) == 0
 
     def check_can_rewind(self, sequence: GenerationRequest, num_tokens: int) -> None:
         """Raise, before anything is changed, if cutting the last tokens would reach blocks no longer held."""
@@ -291,42 +288,50 @@ class SequenceBlocks:
             window.num_stored = 0
 
     def _release_last_placeholder(self, window: SequenceWindow) -> None:
-        """Recurrent states: the last block is the live state, so the one before it goes, by default also a snapshot."""
-        compatibility = self._settings.compatibility
+        """Recurrent states: the last block is the live state, so the one before it goes, also a snapshot."""
         check(len(window.held) >= 2, "a recurrent sequence of one block cannot be rewound")
         block = window.held[-2]
-        if compatibility:
-            check(block.is_placeholder, f"block {block._block_id} before the live state is no placeholder")
         block.dec_ref_count()
         if not block._ref_count:
             self._policy.release_block(block, to_front=block.is_placeholder or block._lookup_node is None)
         del window.held[-2]
         del window.block_ids[0][-2]
         del window.slots[0][len(window.held) :]
-        if not compatibility:
-            write_slot_at(window, 1, len(window.held) - 1)
+        self._write_live_slot(window)
 
-    def replace_shared_block(self, sequence: GenerationRequest, block_idx: int) -> None:
-        """Give every beam a block of its own at a position, if the present one is shared. C++: replaceSharedBlock."""
-        window, beam_width = self.get_window(sequence.request_id), sequence.beam_width
-        compatibility = self._settings.compatibility
-        first = block_idx * beam_width
-        if not compatibility and not window.num_front_blocks_removed <= block_idx < len(window.block_ids[0]):
+    def _write_live_slot(self, window: SequenceWindow) -> None:
+        write_slot_at(window, 1, len(window.held) - 1)
+
+    def _is_replaceable(self, sequence: GenerationRequest, window: SequenceWindow, block_idx: int) -> bool:
+        """Whether a position has a block of its own. Raises UnknownIdError for one that is not held."""
+        if not window.num_front_blocks_removed <= block_idx < len(window.block_ids[0]):
             raise UnknownIdError(
                 f"request {sequence.request_id} holds no block at position {block_idx}; it holds positions "
                 f"{window.num_front_blocks_removed} to {len(window.block_ids[0]) - 1}"
             )
-        if not compatibility and window.held[first].is_placeholder:
+        return not window.held[block_idx * sequence.beam_width].is_placeholder
+
+    def _check_room_to_replace(self, entries: list[KVCacheBlock], block_idx: int) -> None:
+        """Raise if there is no room even after these blocks were let go."""
+        freed = sum(block._ref_count == entries.count(block) for block in set(entries))
+        if self._policy.get_num_free_blocks(0) + freed < len(entries):
+            raise OutOfBlocksError(f"{len(entries)} blocks are needed to replace block {block_idx}; free some first")
+
+    def _index_before(self, window: SequenceWindow, first: int, beam_width: int) -> int:
+        """Where the predecessors of a position begin among the blocks held."""
+        return first - beam_width
+
+    def replace_shared_block(self, sequence: GenerationRequest, block_idx: int) -> None:
+        """Give every beam a block of its own at a position, if the present one is shared. C++: replaceSharedBlock."""
+        window, beam_width = self.get_window(sequence.request_id), sequence.beam_width
+        first = block_idx * beam_width
+        if not self._is_replaceable(sequence, window, block_idx):
             return
         if not window.held[first + beam_width - 1].is_shared:
             return
         window.num_stored = 0
         key, is_full = window.held[first].key, window.held[first]._is_full
-        if not compatibility:
-            entries = window.held[first : first + beam_width]
-            freed = sum(block._ref_count == entries.count(block) for block in set(entries))
-            if self._policy.get_num_free_blocks(0) + freed < beam_width:
-                raise OutOfBlocksError(f"{beam_width} blocks are needed to replace block {block_idx}; free some first")
+        self._check_room_to_replace(window.held[first : first + beam_width], block_idx)
         for block in window.held[first : first + beam_width]:
             block.dec_ref_count()
             if not block._ref_count:
@@ -336,8 +341,7 @@ class SequenceBlocks:
         for beam_idx in range(beam_width):
             block = self._claimer.get_free_block(mode=sequence.transfer_mode, directory=sequence.directory)
             block._ref_count += 1
-            # Recorded: the predecessor is the last entry, wherever the replaced one stands.
-            before = first - beam_width if not compatibility else len(window.held) - beam_width
+            before = self._index_before(window, first, beam_width)
             block._prev_block_in_seq = window.held[before + beam_idx] if before >= 0 else None
             block.set_block_key(key, is_full)
             block.compute_hash()

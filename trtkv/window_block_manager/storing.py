@@ -24,16 +24,20 @@ from trtkv.window_block_manager.sequences import SequenceBlocks
 from trtkv.window_block_manager.settings import WindowSettings
 
 
-def usable_tokens(request: LlmRequest, compatibility: bool = False) -> int:
+def usable_tokens(request: LlmRequest) -> int:
+    """``num_usable_tokens``; none at position 0 of a context stage, nor before a remote prompt has arrived."""
+    if not request.context_current_position and request.state in _NOTHING_COMPUTED:
+        return 0
+    return num_usable_tokens(request)
+
+
+def num_usable_tokens(request: LlmRequest) -> int:
     """Tokens of beam 0 whose state is in the cache: all but the newest, or as far as the prompt is computed.
 
-    Nothing is computed at position 0 of a context stage, nor before a remote prompt has arrived. (Recorded: position 0
-    counts as computed, in every stage.) C++: getUsableUniqueTokenCountForReuse.
+    C++: getUsableUniqueTokenCountForReuse.
     """
     num_tokens = request.get_num_tokens(0)
     position = request.context_current_position
-    if not compatibility and not position and request.state in _NOTHING_COMPUTED:
-        return 0
     if position and request.context_remaining_length > 0:
         num_tokens = min(num_tokens, position)
     return max(num_tokens - 1, 0)
@@ -66,6 +70,11 @@ class StoredBlock(NamedTuple):
 class BlockStorer:
     """Stores blocks of one window for reuse. C++: storeBlocks and its callers."""
 
+    improves_placeholders = True
+    """Whether a recurrent state takes the place of a placeholder in the tree."""
+    reports_chains = True
+    """Whether a stored chain is one event of its own, so that it can be stored in one go."""
+
     def __init__(
         self,
         settings: WindowSettings,
@@ -87,9 +96,9 @@ class BlockStorer:
         self._event_manager = event_manager
         self._get_block_by_id = get_block_by_id
         self._recurrent = recurrent
-        self._improves_placeholders = recurrent is not None and not settings.compatibility
+        self._improves_placeholders = recurrent is not None and self.improves_placeholders
         self._is_plain = (
-            not (event_manager is not None and settings.compatibility)
+            (event_manager is None or self.reports_chains)
             and listener is None
             and settings.channel == 0
             and not (settings.is_swa or settings.is_recurrent_state)
@@ -110,7 +119,6 @@ class BlockStorer:
         sequence's block, from wherever it was. Out-of-window positions are passed. Returns the ids pinned.
 
         The hash of a block chains the keys of all nodes above it, whether this window has blocks there or not.
-        (Recorded: those above it that have one, so that equal hashes can stand for different prefixes.)
         C++: WindowBlockManager::storeBlocks.
         """
         count = min(len(keys), len(blocks))
@@ -130,7 +138,7 @@ class BlockStorer:
                 parent_hash = prev._hash
             elif block._block_id == PLACEHOLDER_BLOCK_ID:
                 prev = self._nearest_ancestor(node)
-                parent_hash = prev._hash if self._settings.compatibility else link_hash(key, parent_hash)
+                parent_hash = self._hash_past_hole(prev, key, parent_hash)
             else:
                 self._move_to_node(block, node, key, prev, parent_hash, existing)
                 stored.append(StoredBlock(block, node, parent_hash))
@@ -140,11 +148,19 @@ class BlockStorer:
                 pinned.append(self._pin(prev))
         if self._policy.follows_tree:
             self._policy.stored([entry.block for entry in stored])
-        if nodes and not self._settings.compatibility:
-            nodes[-1].prune()  # every position may have left the window
+        self._prune(nodes)
         if self._event_manager is not None:
             self._report_stored([entry for entry in stored if not entry.block.is_placeholder], self._event_manager)
         return pinned
+
+    def _hash_past_hole(self, ancestor: KVCacheBlock, key: PackedKey, parent_hash: HashLink | int) -> HashLink | int:
+        """The hash that goes on below a position without a block of this window."""
+        return link_hash(key, parent_hash)
+
+    def _prune(self, nodes: Sequence[LookupNodePtr]) -> None:
+        """Drop nodes without blocks: every position may have left the window."""
+        if nodes:
+            nodes[-1].prune()
 
     def _move_to_node(
         self,
@@ -158,10 +174,7 @@ class BlockStorer:
         """Make a block the value of a node that is free or has a placeholder, and say so where it stood before."""
         if block._lookup_node is not None:
             self._sequences.num_shared_moves += block._ref_count > 1
-            if self._settings.compatibility:
-                self._claimer.detach(block, RemovalReason.MOVED)  # recorded: no event
-            else:
-                self._claimer.remove_from_tree(block, RemovalReason.MOVED)
+            self._claimer.remove_held(block, RemovalReason.MOVED)
         if existing is None:
             block.attach_to_lookup_node(node)
         else:
@@ -174,17 +187,8 @@ class BlockStorer:
         block._hash = link if self._event_manager is None else resolve_hash(link)
 
     def _report_stored(self, stored: Sequence[StoredBlock], event_manager: KVCacheEventManager) -> None:
-        """One event for each run of blocks that hang below one another, with the hash above the first.
-
-        Recorded: one event for all, and no parent where this window has no block right above the first.
-        """
+        """One event for each run of blocks that hang below one another, with the hash above the first."""
         window_size = self._settings.window_size
-        if self._settings.compatibility:
-            if stored:
-                parent = stored[0].block.prev_block
-                parent_hash = None if parent is None or parent.block_id < 0 else parent.hash
-                event_manager.enqueue_stored_event([entry.block for entry in stored], window_size, parent_hash)
-            return
         start = 0
         for end in range(1, len(stored) + 1):
             if end < len(stored) and stored[end].node.parent is stored[end - 1].node:
@@ -322,23 +326,21 @@ class BlockStorer:
         """Keys under which what is computed of a sequence may be stored.
 
         A cross cache holds encoder states, so its keys are those of the encoder input; of several beams only the
-        prompt is common. (Recorded: always the tokens of beam 0.)
+        prompt is common.
         """
         settings = self._settings
-        usable = usable_tokens(request, settings.compatibility)
-        if not settings.compatibility:
-            if settings.cache_type is CacheType.CROSS:
-                tokens = request.encoder_tokens
-                if tokens is None or not has_started(request):
-                    return []
-                usable = min(len(tokens), sequence.num_tokens)
-                return build_encoder_keys(request, tokens, settings.tokens_per_block, usable, allow_partial)
-            usable = min(usable, sequence.num_tokens)
-            if sequence.beam_width > 1:
-                usable = min(usable, request.prompt_len)
+        if settings.cache_type is CacheType.CROSS:
+            tokens = request.encoder_tokens
+            if tokens is None or not has_started(request):
+                return []
+            usable = min(len(tokens), sequence.num_tokens)
+            return build_encoder_keys(request, tokens, settings.tokens_per_block, usable, allow_partial)
+        usable = min(usable_tokens(request), sequence.num_tokens)
+        if sequence.beam_width > 1:
+            usable = min(usable, request.prompt_len)
         if settings.is_recurrent_state and allow_partial:
             usable = min(usable, request.prompt_len - 1)
-            allow_partial = settings.compatibility
+            allow_partial = False
         return build_block_keys(request, settings.tokens_per_block, usable, allow_partial, settings.key_form)
 
     def store_context_blocks(self, sequence: GenerationRequest, request: LlmRequest) -> None:
@@ -361,32 +363,35 @@ class BlockStorer:
     def _visible_blocks(self, window: SequenceWindow, limit: int) -> list[KVCacheBlock]:
         """Blocks of beam 0 up to the first position that was passed without a block at admission.
 
-        What lies behind it is stored when the sequence is removed. Recorded: blocks that left the window are
-        included, even when another sequence has them by now.
+        What lies behind it is stored when the sequence is removed.
         """
         result = []
         beam_width = len(window.block_ids)
         for position, block_id in enumerate(window.block_ids[0][:limit]):
             if block_id == PLACEHOLDER_BLOCK_ID:
                 break
-            held = window.held[position * beam_width]
-            if self._settings.compatibility and held._block_id != block_id:
-                held = self._get_block_by_id(block_id)
-            result.append(held)
+            result.append(self._block_at(window.held[position * beam_width], block_id))
         return result
+
+    def _block_at(self, held: KVCacheBlock, block_id: BlockId) -> KVCacheBlock:
+        """The block of a position: what the sequence holds there."""
+        return held
+
+    def _may_store_new_block(self, sequence: GenerationRequest, request: LlmRequest, usable: int) -> bool:
+        """Whether so many tokens are computed, and are what the cache holds."""
+        is_computed = usable <= min(usable_tokens(request), sequence.num_tokens)
+        return is_computed and self._settings.cache_type is not CacheType.CROSS
 
     def store_new_block(self, sequence: GenerationRequest, request: LlmRequest) -> None:
         """Store the newest block if the newest token has just opened the next. C++: storeNewBlock.
 
-        Nothing while the prompt is not computed. (Recorded: it is not asked.)
+        Nothing while the prompt is not computed.
         """
         usable = request.get_num_tokens(0) - 1
         if usable < 0 or usable % self._settings.tokens_per_block:
             return
-        if not self._settings.compatibility and (
-            usable > min(usable_tokens(request), sequence.num_tokens) or self._settings.cache_type is CacheType.CROSS
-        ):
-            return  # not computed yet, or not what a cross cache holds
+        if not self._may_store_new_block(sequence, request, usable):
+            return
         keys = build_block_keys(request, self._settings.tokens_per_block, usable, True, self._settings.key_form)
         blocks = self._blocks_of_beam_0(sequence, request, self._sequences.get_window(sequence.request_id))
         if 2 <= len(keys) <= len(blocks):

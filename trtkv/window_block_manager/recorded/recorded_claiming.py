@@ -1,0 +1,35 @@
+"""RecordedBlockClaimer: listeners hear less, and a block keeps its place in the tree when its memory is overwritten."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtkv.blocks.block_listener import RemovalReason
+from trtkv.blocks.kv_cache_block import KVCacheBlock
+from trtkv.common import Priority
+from trtkv.window_block_manager.claiming import BlockClaimer
+
+
+class RecordedBlockClaimer(BlockClaimer):
+    """Takes blocks as recorded."""
+
+    def is_announced(self, block: KVCacheBlock) -> bool:
+        """Only below a block of its window: listeners never hear of the end of others. C++: blockInRadixTree."""
+        return self._matcher.block_in_radix_tree(block)
+
+    def _reports_onboarding(self, block: KVCacheBlock) -> bool:
+        return True
+
+    def remove_held(self, block: KVCacheBlock, reason: RemovalReason) -> None:
+        """No event."""
+        self.detach(block, reason)
+
+    def report_expired(self, expired: Sequence[tuple[KVCacheBlock, Priority]]) -> None:
+        """No event."""
+
+    def _vacate(self, offload_block: KVCacheBlock) -> None:
+        """It stays in the tree, under the tokens it had."""
+
+    def _changes_queue(self, block: KVCacheBlock) -> bool:
+        """A free block stays in the queue of the level it left."""
+        return False

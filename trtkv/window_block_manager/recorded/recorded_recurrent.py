@@ -1,0 +1,39 @@
+"""RecordedRecurrentStates: snapshots are written on, and states are copied by request only."""
+
+from __future__ import annotations
+
+from trtkv.blocks.generation_request import GenerationRequest, SequenceWindow
+from trtkv.blocks.kv_cache_block import KVCacheBlock
+from trtkv.records.llm_request import LlmRequest
+from trtkv.window_block_manager.recurrent import RecurrentStates
+from trtkv.window_block_manager.sequences import write_slot_at
+
+
+class RecordedRecurrentStates(RecurrentStates):
+    """Recurrent states as recorded."""
+
+    def _keeps_snapshot(self, sequence: GenerationRequest, window: SequenceWindow) -> bool:
+        """Only where the last snapshot is to be saved."""
+        return self._metadata.save_last_snapshot and super()._keeps_snapshot(sequence, window)
+
+    def _carry_state(self, source: KVCacheBlock, target: KVCacheBlock, sequence: GenerationRequest) -> None:
+        """A new live block starts without a state."""
+
+    def write_grown_slots(self, sequence: GenerationRequest, window: SequenceWindow) -> None:
+        """The entry of a placeholder put before the live block is not written."""
+        write_slot_at(window, sequence.beam_width, len(window.block_ids[0]) - 1)
+
+    def _copy_at_boundary(self, sequence: GenerationRequest, request: LlmRequest, window: SequenceWindow) -> bool:
+        """At every block boundary up to the end of the prompt, and at the first token after a prompt that ends one."""
+        tokens_per_block, prompt_len = self._settings.tokens_per_block, request.prompt_len
+        finished = request.is_context_finished
+        position = request.get_num_tokens(0) if finished else request.context_current_position
+        if position == prompt_len + 1 and prompt_len % tokens_per_block == 0:
+            return self._copy_to_other_beams(sequence, window)
+        if not 0 < position <= prompt_len or position % tokens_per_block:
+            return False
+        return self._copy_to_next_block(sequence, window, position // tokens_per_block - 1)
+
+    def storable_blocks(self, sequence: GenerationRequest, request: LlmRequest) -> list[KVCacheBlock]:
+        """Every block of beam 0."""
+        return sequence.get_window(self._settings.window_size).held[:: sequence.beam_width]

@@ -1,0 +1,69 @@
+"""RecordedBlockReleaser: pins are not counted, truncation follows blocks instead of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from trtkv.blocks.block_listener import RemovalReason
+from trtkv.blocks.kv_cache_block import KVCacheBlock
+from trtkv.common import BlockId, RequestId
+from trtkv.errors import check
+from trtkv.keys.packed_key import PackedKey
+from trtkv.records.retention_config import MIN_RETENTION_PRIORITY
+from trtkv.window_block_manager.releasing import BlockReleaser
+
+
+class RecordedBlockReleaser(BlockReleaser):
+    """Lets go of blocks as recorded."""
+
+    def unpin_blocks_by_id(
+        self, block_ids: Sequence[BlockId], get_block_by_id: Callable[[BlockId], KVCacheBlock]
+    ) -> None:
+        """One after the other; those before a bad id stay unpinned."""
+        num_blocks = self._settings.num_primary_blocks + self._settings.num_secondary_blocks
+        for block_id in block_ids:
+            check(0 <= block_id < num_blocks, f"block id {block_id} is out of range")
+            self.unpin_blocks([get_block_by_id(block_id)])
+
+    def empty_tree(self) -> None:
+        """Cached blocks stay attached to the old tree, and are reported as removed when they are recycled."""
+
+    def _truncate(self, keys: Sequence[PackedKey], num_tokens_to_keep: int) -> None:
+        """By blocks: nothing behind a hole of this window is found."""
+        settings = self._settings
+        num_matched = 0
+        node = self._matcher.tree.root
+        for key in keys:
+            matches = self._matcher.find_child_block(
+                node, key, settings.enable_partial_reuse, settings.copy_on_partial_reuse
+            )
+            if matches is None:
+                return
+            matched, block = matches
+            if num_matched > num_tokens_to_keep:
+                block._priority = MIN_RETENTION_PRIORITY
+                self._release_subtree(block)
+                return
+            num_matched += matched
+            if block._lookup_node is None:
+                return
+            node = block._lookup_node
+
+    def _release_subtree(self, block: KVCacheBlock) -> None:
+        """Detach a block and all below it, children before parents, as recorded. C++: releaseSubtree."""
+        subtree: list[KVCacheBlock] = []
+        stack = [block]
+        while stack:
+            current = stack.pop()
+            stack.extend(reversed(current.next_blocks))
+            subtree.append(current)
+        for entry in reversed(subtree):
+            check(entry.is_leaf, f"block {entry._block_id} has children of another window")
+            self._claimer.remove_from_tree(entry, RemovalReason.DROPPED)
+            if entry._ref_count:
+                continue
+            entry._priority = MIN_RETENTION_PRIORITY
+            self._policy.release_block(entry, to_front=True)
+
+    def _note_removed(self, request_id: RequestId) -> None:
+        """A sequence may be removed twice."""
