@@ -90,7 +90,7 @@ class FakeKvCacheManager:
     @property
     def window_sizes_metadata(self) -> dict[int, WindowSizeMetadata]:
         return {
-            window: WindowSizeMetadata(count, 0, 0, 1, window, window // TOKENS_PER_BLOCK, count, window, False)
+            window: WindowSizeMetadata((count, 0), 0, 1, window, window // TOKENS_PER_BLOCK, count, window, False)
             for window, count in sorted(self.num_blocks.items())
         }
 

@@ -224,12 +224,12 @@ def make_filled_pools(device: str, layout: str, seed: int) -> list[list[KVCacheB
 
     groups = [
         [
-            create_data_pool(3, 2, 2, 64, 4, DataType.HALF, 1, 6, 4),
-            create_data_pool(2, 2, 1, 64, 4, DataType.BF16, 1, 6, 4),
+            create_data_pool(3, 2, 2, 64, 4, DataType.HALF, 1, (6, 4)),
+            create_data_pool(2, 2, 1, 64, 4, DataType.BF16, 1, (6, 4)),
         ],
-        [create_data_pool(3, 2, 3, 7, 4, DataType.INT8, 2, 6, 4)],
-        [create_data_pool(3, 2, 2, 64, 4, DataType.NVFP4, 3, 6, 4)],
-        [create_recurrent_state_pool(3, 48, 4, DataType.FLOAT, 4, 6, 4)],
+        [create_data_pool(3, 2, 3, 7, 4, DataType.INT8, 2, (6, 4))],
+        [create_data_pool(3, 2, 2, 64, 4, DataType.NVFP4, 3, (6, 4))],
+        [create_recurrent_state_pool(3, 48, 4, DataType.FLOAT, 4, (6, 4))],
     ]
     groups[2].append(create_block_scale_pool(groups[2][0]))
     generator = torch.Generator().manual_seed(seed)

@@ -13,8 +13,8 @@ WindowSize: TypeAlias = int
 TokenId: TypeAlias = int
 Priority: TypeAlias = int
 
-BlocksPerWindow: TypeAlias = "dict[WindowSize, tuple[int, int]]"
-"""Window size -> (primary blocks, secondary blocks)."""
+BlocksPerWindow: TypeAlias = "dict[WindowSize, tuple[int, ...]]"
+"""Window size -> blocks of each tier, warm to cold: (primary, secondary) unless there are others."""
 
 PRIMARY_LEVEL: Final = 0
 SECONDARY_LEVEL: Final = 1

@@ -47,7 +47,7 @@ def test_new_block_is_free_empty_and_detached() -> None:
 
 
 def test_slots_are_exchanged_with_their_level() -> None:
-    first, second = KVCacheBlock(0, 0), KVCacheBlock(9, make_index(4, is_secondary=True))
+    first, second = KVCacheBlock(0, 0), KVCacheBlock(9, make_index(4, level=1))
     first.swap_memory_pool_block_offset(second)
     assert (first.is_primary, get_slot(first.memory_pool_block_index)) == (False, 4)
     assert (second.is_primary, get_slot(second.memory_pool_block_index)) == (True, 0)

@@ -28,14 +28,16 @@ def make_pools(kind: str, layout: KvLayout = KvLayout.HND) -> list[KVCacheBlockP
     """Allocated pools of one window: plain with two head counts, nvfp4 with scales, with index keys, or recurrent."""
 
     def data(dtype: DataType, heads: int, dim: int) -> KVCacheBlockPool:
-        return create_data_pool(3, 2, heads, dim, TOKENS, dtype, WINDOW, PRIMARY, SECONDARY)
+        return create_data_pool(3, 2, heads, dim, TOKENS, dtype, WINDOW, (PRIMARY, SECONDARY))
 
     pools = {
         "plain": [data(DataType.HALF, 1, 24), data(DataType.HALF, 3, 24)],
         "odd bytes": [data(DataType.INT8, 3, 7)],
         "nvfp4": [data(DataType.NVFP4, 2, 32)],
         "index": [data(DataType.BF16, 2, 8)],
-        "recurrent": [create_recurrent_state_pool(3, 40, TOKENS, DataType.FLOAT, RECURRENT_STATES, PRIMARY, SECONDARY)],
+        "recurrent": [
+            create_recurrent_state_pool(3, 40, TOKENS, DataType.FLOAT, RECURRENT_STATES, (PRIMARY, SECONDARY))
+        ],
     }[kind]
     if kind == "nvfp4":
         pools.append(create_block_scale_pool(pools[0]))
@@ -95,7 +97,7 @@ class CopyEngineContract:
     ) -> None:
         engine, pools = self.make_engine(), make_pools(kind, layout)
         fill(pools, 1)
-        src, dst, host = make_index(2), make_index(5), make_index(3, is_secondary=True)
+        src, dst, host = make_index(2), make_index(5), make_index(3, level=1)
         before = [read(pool, src) for pool in pools]
         if way == "offload and onboard":
             engine.copy_block(make_copy(src, host, directory=self.directory), pools)

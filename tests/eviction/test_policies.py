@@ -76,16 +76,15 @@ def test_random_programs_keep_every_invariant(name: str) -> None:
             check_invariants(program.manager, program.requests, rewound=program.rewound)
 
 
-class FollowingPolicy(LRU):
-    """LRU that checks what it is told against what the manager does."""
-
-    follows_tree = True
+class FollowingPolicy(FIFO):
+    """FIFO that checks what it is told against what the manager does."""
 
     def __init__(self, level: LevelOfBlocks) -> None:
         super().__init__(level)
         self.in_tree: dict[KVCacheBlock, int] = {}
 
     def stored(self, blocks):  # type: ignore[no-untyped-def]
+        super().stored(blocks)
         assert all(block.lookup_node is not None for block in blocks)
         self.in_tree.update(dict.fromkeys(blocks, 0))
 
@@ -94,6 +93,7 @@ class FollowingPolicy(LRU):
             self.in_tree[block] += 1
 
     def removed(self, blocks):  # type: ignore[no-untyped-def]
+        super().removed(blocks)
         for block in blocks:
             self.in_tree.pop(block, None)
 

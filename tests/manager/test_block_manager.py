@@ -219,9 +219,3 @@ def test_cache_types_are_given_by_name_too() -> None:
     assert manager.cache_type is CacheType.SELFKONLY
     assert not manager.cross_kv
     assert {pool.kv_factor for pool in manager.block_manager.pools} == {1}
-
-
-@pytest.mark.parametrize("counts", [10, (10,), (1, 2, 3)])
-def test_a_window_needs_two_block_counts(counts: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"for window 64; give \(primary, secondary\) blocks"):
-        make_manager(blocks_per_window={64: counts})

@@ -25,7 +25,7 @@ HEADS, DIM, TOKENS, BLOCKS, SECONDARY = 3, 32, 4, 7, 5
 def data_pool(
     dtype: DataType = DataType.HALF, layers: int = 2, heads: int = HEADS, window: int = 100
 ) -> KVCacheBlockPool:
-    return create_data_pool(layers, 2, heads, DIM, TOKENS, dtype, window, BLOCKS, SECONDARY)
+    return create_data_pool(layers, 2, heads, DIM, TOKENS, dtype, window, (BLOCKS, SECONDARY))
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ def test_nvfp4_keeps_two_values_in_a_byte_and_a_scale_for_sixteen() -> None:
     assert tensors.block_scale_pool_pointers[1, 0] == pools[3].primary.data_ptr()  # type: ignore[union-attr]
     assert sum(pool.primary_bytes for pool in pools) == BLOCKS * 2 * 2 * TOKENS * 6 * (DIM // 2 + DIM // 16)
     with pytest.raises(ConfigurationError, match="multiple of 16"):
-        create_block_scale_pool(create_data_pool(1, 2, 1, 24, 4, DataType.NVFP4, 1, 1, 0))
+        create_block_scale_pool(create_data_pool(1, 2, 1, 24, 4, DataType.NVFP4, 1, (1, 0)))
     with pytest.raises(ConfigurationError, match="even"):
-        create_data_pool(1, 2, 1, 7, 4, DataType.NVFP4, 1, 1, 0)
+        create_data_pool(1, 2, 1, 7, 4, DataType.NVFP4, 1, (1, 0))
 
 
 def test_index_keys_have_rows_for_masked_layers_only() -> None:
@@ -139,7 +139,7 @@ def test_index_keys_have_rows_for_masked_layers_only() -> None:
 
 
 def test_recurrent_states_put_layers_first_and_have_no_heads() -> None:
-    pool = create_recurrent_state_pool(3, 64, TOKENS, DataType.HALF, RECURRENT_STATES, BLOCKS, 0)
+    pool = create_recurrent_state_pool(3, 64, TOKENS, DataType.HALF, RECURRENT_STATES, (BLOCKS, 0))
     tensors = PoolTensors([pool], [(0, 0), (0, 1), (0, 2)])
     tensors.allocate_pools()
     assert pool.primary is not None
@@ -168,7 +168,7 @@ def test_memory_exists_between_allocate_and_release_only() -> None:
 
 def test_pools_stay_empty_when_memory_runs_out() -> None:
     small, huge = data_pool(), data_pool()
-    huge.num_primary_blocks = 2**50
+    huge.blocks_per_tier = (2**50, 0)
     with pytest.raises(RuntimeError):
         PoolTensors([small, huge], []).allocate_pools()
     assert small.primary is None
@@ -180,7 +180,7 @@ def test_block_views_show_leading_tokens_of_every_head() -> None:
         tensors = PoolTensors([pool], [(0, 0), (0, 1)])
         tensors.allocate_pools(kv_layout=layout)
         view_block(pool, make_index(2), 3).fill_(1.0)
-        view_block(pool, make_index(4, is_secondary=True)).fill_(2.0)
+        view_block(pool, make_index(4, level=1)).fill_(2.0)
         nhd = tensors.get_buffers(1, "NHD")
         assert (nhd[2, :, :3] == 1).all()
         assert not nhd[2, :, 3:].any()
@@ -191,7 +191,7 @@ def test_block_views_show_leading_tokens_of_every_head() -> None:
     with pytest.raises(UnknownIdError):
         view_block(pool, make_index(BLOCKS))
     with pytest.raises(UnknownIdError):
-        view_block(pool, make_index(SECONDARY, is_secondary=True))
+        view_block(pool, make_index(SECONDARY, level=1))
 
 
 def test_four_bit_elements_have_no_torch_type() -> None:

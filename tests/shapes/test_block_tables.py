@@ -51,17 +51,17 @@ def row(table: np.ndarray, pool: int, field: int, beam: int = 0) -> list[int]:
 
 def test_an_index_keeps_slot_and_level_apart():
     for slot in (0, 1, 12345, 2**31 - 2):
-        assert get_slot(make_index(slot)) == get_slot(make_index(slot, is_secondary=True)) == slot
+        assert get_slot(make_index(slot)) == get_slot(make_index(slot, level=1)) == slot
         assert is_primary(make_index(slot))
-        assert not is_primary(make_index(slot, is_secondary=True))
-    assert make_index(5, is_secondary=True) == 5 + 2**31 == 5 | SECONDARY_POOL_FLAG
+        assert not is_primary(make_index(slot, level=1))
+    assert make_index(5, level=1) == 5 + 2**31 == 5 | SECONDARY_POOL_FLAG
 
 
 def test_raw_entries_are_signed_32_bit_numbers():
     assert to_int32(make_index(5)) == 5
-    assert to_int32(make_index(5, is_secondary=True)) == 5 - 2**31
+    assert to_int32(make_index(5, level=1)) == 5 - 2**31
     assert to_int32(NULL_INDEX) == NULL_ENTRY == -1
-    assert np.array([to_int32(make_index(7, is_secondary=True))], dtype=np.int32).view(np.uint32)[0] == 7 + 2**31
+    assert np.array([to_int32(make_index(7, level=1))], dtype=np.int32).view(np.uint32)[0] == 7 + 2**31
 
 
 # -- entries -----------------------------------------------------------------------------------------------

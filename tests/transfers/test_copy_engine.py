@@ -12,7 +12,7 @@ from trtkv.records.kv_cache_index import make_index
 from trtkv.transfers.copy_engine import COPY, OFFLOAD, ONBOARD, BlockCopy, NullCopyEngine, RecordingCopyEngine
 from trtkv.transfers.kv_cache_transfer_manager import KVCacheTransferManager
 
-POOLS = [create_data_pool(3, 2, heads, 8, 4, DataType.HALF, 64, 10, 5) for heads in (1, 2)]
+POOLS = [create_data_pool(3, 2, heads, 8, 4, DataType.HALF, 64, (10, 5)) for heads in (1, 2)]
 BLOCK_BYTES = sum(3 * 2 * heads * 8 * 4 * 2 for heads in (1, 2))
 
 

@@ -19,7 +19,7 @@ from trtkv.errors import InvalidInputError, MissingExtraError  # noqa: E402
 from trtkv.records.kv_cache_index import make_index  # noqa: E402
 from trtkv.transfers.file_copy_engine import DamagedFileError, FileCopyEngine, make_private_folder  # noqa: E402
 
-PRIMARY_SLOT, HOST_SLOT, TARGET = make_index(2), make_index(1, is_secondary=True), make_index(4)
+PRIMARY_SLOT, HOST_SLOT, TARGET = make_index(2), make_index(1, level=1), make_index(4)
 
 
 class TestFileCopyEngineWithFiles(CopyEngineContract):

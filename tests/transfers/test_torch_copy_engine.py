@@ -25,7 +25,7 @@ def test_copies_on_a_device_stay_in_order_with_compute(kind: str) -> None:
     for pool in pools:
         assert pool.primary is not None
         assert pool.secondary is not None
-        pool.primary, pool.secondary = pool.primary.cuda(), pool.secondary.pin_memory()
+        pool.tensors = [pool.primary.cuda(), pool.secondary.pin_memory()]
     engine = TorchCopyEngine()
     engine.copy_block(make_copy(make_index(2), make_index(1, True)), pools)
     for pool in pools:

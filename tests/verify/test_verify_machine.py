@@ -197,8 +197,8 @@ def test_virtual_clock_moves_by_command_and_by_reading() -> None:
 
 def test_slots_tell_levels_apart() -> None:
     assert write_slot(make_index(3)) == 3
-    assert write_slot(make_index(0, is_secondary=True)) == -1
-    assert write_slot(make_index(3, is_secondary=True)) == -4
+    assert write_slot(make_index(0, level=1)) == -1
+    assert write_slot(make_index(3, level=1)) == -4
     assert write_slot(NULL_INDEX) is None
 
 

@@ -57,7 +57,7 @@ def test_each_beam_chains_its_own_entries() -> None:
 
 def test_rows_show_slots_without_their_level() -> None:
     window = SequenceWindow(1)
-    for block in (KVCacheBlock(0, 5), KVCacheBlock(1, make_index(3, is_secondary=True)), PlaceholderBlock(-2)):
+    for block in (KVCacheBlock(0, 5), KVCacheBlock(1, make_index(3, level=1)), PlaceholderBlock(-2)):
         add_block_to_all_beams(block, window, 1)
     write_slots(window, 1)
     assert window.slots[0].tolist() == [5, 3, -1]

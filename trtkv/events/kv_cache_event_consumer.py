@@ -36,7 +36,7 @@ class CachedBlockTree:
     """
 
     def __init__(self) -> None:
-        self.num_blocks_per_cache_level: tuple[int, int] | None = None
+        self.num_blocks_per_cache_level: tuple[int, ...] | None = None
         self._blocks: dict[int, CachedBlock] = {}
         self._children: dict[int | None, dict[int, None]] = {}
 

@@ -84,7 +84,7 @@ class KVCacheEventManager:
 
     # -- enqueueing -------------------------------------------------------------------------------
 
-    def enqueue_created_event(self, num_blocks_per_cache_level: tuple[int, int], window_size: WindowSize) -> None:
+    def enqueue_created_event(self, num_blocks_per_cache_level: tuple[int, ...], window_size: WindowSize) -> None:
         """A window was created."""
         self._enqueue(KVCacheCreatedData(num_blocks_per_cache_level), window_size)
 

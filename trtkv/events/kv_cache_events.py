@@ -11,7 +11,7 @@ from trtkv.keys.packed_key import PackedKey
 class KVCacheCreatedData(NamedTuple):
     """A window came into being. C++: executor::KVCacheCreatedData."""
 
-    num_blocks_per_cache_level: tuple[int, int]
+    num_blocks_per_cache_level: tuple[int, ...]
 
 
 class KVCacheStoredBlockData(NamedTuple):

@@ -286,7 +286,7 @@ class _Window:
 
     def _num_blocks(self, level: int) -> int:
         settings = self._settings
-        return (settings.num_primary_blocks, settings.num_secondary_blocks, settings.num_placeholder_blocks)[level]
+        return (*settings.blocks_per_tier, settings.num_placeholder_blocks)[level]
 
     def _tiers(self) -> list[int]:
         """Levels with memory."""

@@ -103,7 +103,11 @@ def _draw_free(blocks: WindowBlockManager, title: str) -> list[str]:
     by_level: dict[int, list[BlockId]] = {PRIMARY_LEVEL: []}
     for level, _, ids in blocks.eviction_policy.free_queues():
         by_level.setdefault(level, []).extend(ids)
-    return [f"{_LEVEL_NAMES[level]}{', ' if title else ''}{title}: {_draw_ids(ids)}" for level, ids in by_level.items()]
+    return [f"{_name_level(level)}{', ' if title else ''}{title}: {_draw_ids(ids)}" for level, ids in by_level.items()]
+
+
+def _name_level(level: int) -> str:
+    return _LEVEL_NAMES.get(level, f"free, tier {level}")
 
 
 def _draw_ids(ids: Sequence[BlockId]) -> str:

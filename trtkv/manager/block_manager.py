@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from trtkv.blocks.block_listener import BlockListener
@@ -18,6 +19,7 @@ from trtkv.common import (
 )
 from trtkv.errors import UnknownIdError
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+from trtkv.eviction.eviction_policy import get_cache_level
 from trtkv.eviction.registry import find_eviction
 from trtkv.pools.capacity_estimation import group_layers_by_window_size
 from trtkv.pools.kv_cache_block_pool import KVCacheBlockPool
@@ -77,7 +79,6 @@ class BlockManager:
         clock: Callable[[], int],
     ) -> WindowBlockManager:
         settings = self.settings
-        num_primary, num_secondary = settings.windows.get_blocks(window_size)
         linear = settings.layers.linear_attention_metadata if window_size == RECURRENT_STATES else None
         configurations = {entry.window_size: entry for entry in settings.windows.pool_configurations}
         own = configurations.get(window_size)
@@ -89,8 +90,7 @@ class BlockManager:
                 tokens_per_block=settings.tokens_per_block,
                 is_swa=0 <= window_size < settings.limits.max_sequence_length,
                 cache_type=settings.layers.cache_type,
-                num_primary_blocks=num_primary,
-                num_secondary_blocks=num_secondary,
+                blocks_per_tier=settings.windows.get_blocks(window_size),
                 num_placeholder_blocks=0 if linear is None else self._num_placeholders(linear),
                 enable_partial_reuse=settings.reuse.enable_partial_reuse,
                 copy_on_partial_reuse=settings.reuse.copy_on_partial_reuse,
@@ -124,8 +124,7 @@ class BlockManager:
             max_token_num = max(window_size, self.settings.limits.max_sequence_length)
             num_pools = manager.pools.get_num_pools()
             result[window_size] = WindowSizeMetadata(
-                manager.num_primary_blocks,
-                manager.num_secondary_blocks,
+                manager.settings.blocks_per_tier,
                 offset,
                 num_pools,
                 max_token_num,
@@ -212,12 +211,12 @@ class BlockManager:
             for window, manager in self.window_block_managers.items()
         ]
 
-    def count_evictable_blocks(self) -> dict[WindowSize, tuple[int, int]]:
-        """Cached blocks that nobody holds, by window: (primary, secondary). Walks the tree."""
+    def count_evictable_blocks(self) -> dict[WindowSize, tuple[int, ...]]:
+        """Cached blocks that nobody holds, by window and tier: (primary, secondary). Walks the tree."""
         result = {}
         for window, manager in self.window_block_managers.items():
-            levels = [block.is_primary for block in manager.matcher.list_blocks() if not block.has_refs]
-            result[window] = (sum(levels), len(levels) - sum(levels))
+            levels = Counter(get_cache_level(block) for block in manager.matcher.list_blocks() if not block.has_refs)
+            result[window] = tuple(levels[level] for level in range(len(manager.settings.blocks_per_tier)))
         return result
 
     def reset_reuse_state(self) -> None:

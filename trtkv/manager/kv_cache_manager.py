@@ -128,7 +128,7 @@ class KVCacheManager:
         num_kv_heads_per_layer: Sequence[int],
         size_per_head: int,
         tokens_per_block: int,
-        blocks_per_window: Mapping[WindowSize, tuple[int, int]],
+        blocks_per_window: Mapping[WindowSize, Sequence[int]],
         max_num_sequences: int,
         max_beam_width: int,
         max_attention_window_vec: Sequence[WindowSize],
@@ -833,7 +833,7 @@ class KVCacheManager:
             created = [
                 KVCacheEvent(
                     event_id,
-                    KVCacheCreatedData((manager.num_primary_blocks, manager.num_secondary_blocks)),
+                    KVCacheCreatedData(manager.settings.blocks_per_tier),
                     manager.window_size,
                     rank,
                 )

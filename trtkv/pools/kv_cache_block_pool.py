@@ -43,8 +43,8 @@ class KVCacheBlockPool:
     tokens_per_block: int
     dtype: DataType
     window_size: WindowSize
-    num_primary_blocks: int
-    num_secondary_blocks: int
+    blocks_per_tier: tuple[int, ...]
+    """Warm to cold: primary, secondary."""
     block_size: int = -1
     """Elements of one K or V block of one layer; -1 means heads * head size * tokens."""
     layer_first_layout: bool = False
@@ -54,10 +54,11 @@ class KVCacheBlockPool:
     """Which layers of the source pool have rows here; None means all of them."""
     kv_layout: KvLayout = KvLayout.HND
     """Order of the elements of a block in memory; chosen when the pool is allocated."""
-    primary: torch.Tensor | None = field(default=None, repr=False)
-    secondary: torch.Tensor | None = field(default=None, repr=False)
+    tensors: list[torch.Tensor | None] = field(init=False, repr=False)
+    """Memory of each tier, where it is allocated."""
 
     def __post_init__(self) -> None:
+        self.release()
         if self.block_size < 0:
             self.block_size = self.num_kv_heads * self.size_per_head * self.tokens_per_block
 
@@ -66,15 +67,39 @@ class KVCacheBlockPool:
         """Whether layers map to this pool, i.e. it holds neither scales nor index keys."""
         return not (self.contains_block_scales or self.contains_indexer_k_cache)
 
+    def release(self) -> None:
+        """Let go of the tensors."""
+        self.tensors = [None] * len(self.blocks_per_tier)
+
+    @property
+    def num_primary_blocks(self) -> int:
+        """Blocks of the first tier."""
+        return self.blocks_per_tier[0]
+
+    @property
+    def num_secondary_blocks(self) -> int:
+        """Blocks of the second tier."""
+        return self.blocks_per_tier[1]
+
+    @property
+    def primary(self) -> torch.Tensor | None:
+        """Memory of the first tier."""
+        return self.tensors[0]
+
+    @property
+    def secondary(self) -> torch.Tensor | None:
+        """Memory of the second tier."""
+        return self.tensors[1]
+
     @property
     def primary_shape(self) -> PoolShape:
         """Shape of the primary tensor."""
-        return self._shape(self.num_primary_blocks)
+        return self.shape_of_tier(0)
 
     @property
     def secondary_shape(self) -> PoolShape:
         """Shape of the secondary tensor."""
-        return self._shape(self.num_secondary_blocks)
+        return self.shape_of_tier(1)
 
     @property
     def block_bytes(self) -> int:
@@ -97,7 +122,9 @@ class KVCacheBlockPool:
             return pool_layer_idx
         return sum(self.layer_mask[:pool_layer_idx]) if self.layer_mask[pool_layer_idx] else None
 
-    def _shape(self, num_blocks: int) -> PoolShape:
+    def shape_of_tier(self, level: int) -> PoolShape:
+        """Shape of the tensor of a tier."""
+        num_blocks = self.blocks_per_tier[level]
         if self.layer_first_layout:
             return (self.num_layers, num_blocks, self.kv_factor, self.block_size)
         return (num_blocks, self.num_layers, self.kv_factor, self.block_size)
@@ -111,8 +138,7 @@ def create_data_pool(
     tokens_per_block: int,
     dtype: DataType,
     window_size: WindowSize,
-    num_primary_blocks: int,
-    num_secondary_blocks: int,
+    blocks_per_tier: tuple[int, ...],
 ) -> KVCacheBlockPool:
     """Pool of keys and values; ``size_per_head`` counts values, also for NVFP4."""
     if dtype is DataType.NVFP4:
@@ -128,8 +154,7 @@ def create_data_pool(
         tokens_per_block,
         dtype,
         window_size,
-        num_primary_blocks,
-        num_secondary_blocks,
+        blocks_per_tier,
     )
 
 
@@ -139,8 +164,7 @@ def create_recurrent_state_pool(
     tokens_per_block: int,
     dtype: DataType,
     window_size: WindowSize,
-    num_primary_blocks: int,
-    num_secondary_blocks: int,
+    blocks_per_tier: tuple[int, ...],
 ) -> KVCacheBlockPool:
     """Pool of recurrent states, layers first; heads do not apply and are -1."""
     if all_recurrent_states_bytes * 8 % dtype.num_bits:
@@ -156,8 +180,7 @@ def create_recurrent_state_pool(
         tokens_per_block,
         dtype,
         window_size,
-        num_primary_blocks,
-        num_secondary_blocks,
+        blocks_per_tier,
         block_size=all_recurrent_states_bytes * 8 // dtype.num_bits,
         layer_first_layout=True,
     )
@@ -178,8 +201,7 @@ def create_block_scale_pool(
         source.tokens_per_block,
         DataType.FP8,
         source.window_size,
-        source.num_primary_blocks,
-        source.num_secondary_blocks,
+        source.blocks_per_tier,
         contains_block_scales=True,
     )
 
@@ -204,8 +226,7 @@ def create_indexer_k_cache_pool(
         source.tokens_per_block,
         DataType.UINT8,
         source.window_size,
-        source.num_primary_blocks,
-        source.num_secondary_blocks,
+        source.blocks_per_tier,
         contains_indexer_k_cache=True,
         layer_mask=layer_mask,
     )

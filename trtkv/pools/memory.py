@@ -135,12 +135,12 @@ def _share_of_cache(config: KvCacheConfig, model: ModelConfig, memory: CacheMemo
 def _check_block_counts(
     blocks: BlocksPerWindow, config: KvCacheConfig, model: ModelConfig, memory: CacheMemory
 ) -> None:
-    for window, (num_primary, num_secondary) in blocks.items():
+    for window, (num_primary, *colder) in blocks.items():
         if num_primary < 1:
             raise ConfigurationError(
                 f"{memory.primary_bytes} bytes leave window {window} without a block; raise the memory or its share"
             )
-        if memory.secondary_bytes and not num_secondary and window != RECURRENT_STATES:
+        if memory.secondary_bytes and not any(colder) and window != RECURRENT_STATES:
             _LOGGER.warning(
                 "host_cache_size of %d bytes gives window %d no block; nothing will be offloaded from it",
                 memory.secondary_bytes,
@@ -161,7 +161,7 @@ def _check_block_counts(
 
 
 def reduce_block_counts(rank_blocks: Sequence[BlocksPerWindow]) -> BlocksPerWindow:
-    """Smallest primary and secondary counts of every window over the ranks, in rank order.
+    """Smallest counts of every tier and window over the ranks, in rank order.
 
     Attention windows must be the same on all ranks; ConfigurationError names those that differ. A window of
     recurrent states may be missing on some.
@@ -176,7 +176,7 @@ def reduce_block_counts(rank_blocks: Sequence[BlocksPerWindow]) -> BlocksPerWind
     result: BlocksPerWindow = {}
     for window in sorted({window for blocks in rank_blocks for window in blocks}):
         counts = [blocks[window] for blocks in rank_blocks if window in blocks]
-        result[window] = (min(primary for primary, _ in counts), min(secondary for _, secondary in counts))
+        result[window] = tuple(map(min, zip(*counts, strict=True)))
     return result
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trtkv.common import DataType
+from trtkv.common import PRIMARY_LEVEL, SECONDARY_LEVEL, DataType
 from trtkv.errors import InvalidInputError, MissingExtraError, UnknownIdError
 from trtkv.pools.kv_cache_block_pool import KVCacheBlockPool, KvLayout
-from trtkv.records.kv_cache_index import KVCacheIndex, get_slot, is_primary
+from trtkv.records.kv_cache_index import KVCacheIndex, get_level, get_slot
 
 if TYPE_CHECKING:
     import torch
@@ -48,10 +48,10 @@ class PoolTensors:
     # -- memory ---------------------------------------------------------------------------------
 
     def allocate_pools(self, device: torch.device | str = "cpu", kv_layout: KvLayout | str = KvLayout.HND) -> None:
-        """Make the tensors, zeroed: primary on ``device``, secondary on the host, pinned when the device is CUDA.
+        """Make the tensors, zeroed: primary on ``device``, other tiers on the host, pinned when the device is CUDA.
 
-        Sets ``primary``, ``secondary`` and ``kv_layout`` of each pool; ``secondary`` stays None without secondary
-        blocks. When memory runs out nothing is kept. C++: allocatePools.
+        Sets ``tensors`` and ``kv_layout`` of each pool; a tier without blocks has no tensor. When memory runs out
+        nothing is kept. C++: allocatePools.
         """
         _require_torch()
         import torch
@@ -63,18 +63,19 @@ class PoolTensors:
         made = []
         for pool in self._pools:
             dtype = to_torch_dtype(pool.dtype)
-            primary = torch.zeros(pool.primary_shape, dtype=dtype, device=place)
-            secondary = None
-            if pool.num_secondary_blocks:
-                secondary = torch.zeros(pool.secondary_shape, dtype=dtype, pin_memory=place.type == "cuda")
-            made.append((pool, primary, secondary))
-        for pool, primary, secondary in made:
-            pool.primary, pool.secondary, pool.kv_layout = primary, secondary, layout
+            tensors: list[torch.Tensor | None] = [torch.zeros(pool.primary_shape, dtype=dtype, device=place)]
+            for level, num_blocks in enumerate(pool.blocks_per_tier[1:], 1):
+                shape = pool.shape_of_tier(level)
+                on_host = place.type == "cuda"
+                tensors.append(torch.zeros(shape, dtype=dtype, pin_memory=on_host) if num_blocks else None)
+            made.append((pool, tensors))
+        for pool, tensors in made:
+            pool.tensors, pool.kv_layout = tensors, layout
 
     def release_pools(self) -> None:
         """Drop the tensors; copies still running must have been waited for. C++: releasePools."""
         for pool in self._pools:
-            pool.primary = pool.secondary = None
+            pool.release()
 
     @property
     def is_allocated(self) -> bool:
@@ -181,19 +182,24 @@ class PoolTensors:
 
 def get_primary(pool: KVCacheBlockPool) -> torch.Tensor:
     """The primary tensor, or an error that says how to get one."""
-    if pool.primary is None:
+    primary = pool.primary
+    if primary is None:
         raise InvalidInputError(f"the pool of window {pool.window_size} has no memory; call allocate_pools() first")
-    return pool.primary
+    return primary
 
 
-def get_secondary(pool: KVCacheBlockPool) -> torch.Tensor:
-    """The secondary tensor, or an error that says how to get one."""
-    if pool.secondary is None:
+def get_tensor(pool: KVCacheBlockPool, level: int) -> torch.Tensor:
+    """The tensor of a tier, or an error that says how to get one."""
+    if level == PRIMARY_LEVEL:
+        return get_primary(pool)
+    tensor = pool.tensors[level] if level < len(pool.tensors) else None
+    if tensor is None:
+        name, counts = ("secondary" if level == SECONDARY_LEVEL else f"tier {level}"), pool.blocks_per_tier
         raise InvalidInputError(
-            f"the pool of window {pool.window_size} has no secondary memory; "
-            f"it has {pool.num_secondary_blocks} secondary blocks, and allocate_pools() must have been called"
+            f"the pool of window {pool.window_size} has no {name} memory; it has "
+            f"{counts[level] if level < len(counts) else 0} {name} blocks, and allocate_pools() must have been called"
         )
-    return pool.secondary
+    return tensor
 
 
 def select_layer(pool: KVCacheBlockPool, row: int) -> torch.Tensor:
@@ -217,9 +223,8 @@ def view_block(pool: KVCacheBlockPool, index: KVCacheIndex, num_tokens: int = 0)
     Pools that keep something else than one vector per head and token (scales in an order of their own, index keys
     followed by their scales, recurrent states) are always shown whole. ``num_tokens`` 0 means the whole block.
     """
-    tensor = get_primary(pool) if is_primary(index) else get_secondary(pool)
-    num_blocks = pool.num_primary_blocks if is_primary(index) else pool.num_secondary_blocks
-    slot = get_slot(index)
+    level, slot = get_level(index), get_slot(index)
+    tensor, num_blocks = get_tensor(pool, level), pool.blocks_per_tier[level]
     if slot >= num_blocks:
         raise UnknownIdError(f"slot {slot} is not in 0..{num_blocks - 1} of window {pool.window_size}")
     block = tensor[:, slot] if pool.layer_first_layout else tensor[slot]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from trtkv.checks import check_count, check_integer, check_member
 from trtkv.common import MAX_INT32, RECURRENT_STATES, CacheType, DataType, KeyForm, Priority, WindowSize
@@ -21,6 +22,11 @@ def _freeze(record: object, **values: object) -> None:
     """Set fields of a frozen record that is being made."""
     for name, value in values.items():
         object.__setattr__(record, name, value)
+
+
+_TIER_NAMES: Final = ("primary", "secondary")
+_MAX_TIERS: Final = 2
+"""Nothing else counts tiers: this is how far blocks are moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +104,10 @@ class WindowsSettings:
                 if window_size < 1:
                     raise ConfigurationError(f"attention window is {window_size} tokens; give at least 1")
         for window_size, counts in self.blocks_per_window.items():
-            if not isinstance(counts, Sequence) or len(counts) != 2:
+            if not isinstance(counts, Sequence) or not 1 <= len(counts) <= _MAX_TIERS:
                 raise ConfigurationError(
-                    f"blocks_per_window has {counts!r} for window {window_size}; give (primary, secondary) blocks"
+                    f"blocks_per_window has {counts!r} for window {window_size}; give (primary, secondary) blocks, "
+                    "or primary blocks only; blocks are moved between these two tiers"
                 )
         _freeze(self, blocks_per_window={window: tuple(counts) for window, counts in self.blocks_per_window.items()})
         configured = [entry.window_size for entry in self.pool_configurations]
@@ -110,20 +117,22 @@ class WindowsSettings:
         for entry in self.pool_configurations:
             check_count("size_per_head", entry.size_per_head, 1, error=ConfigurationError)
 
-    def get_blocks(self, window_size: WindowSize) -> tuple[int, int]:
-        """Primary and secondary blocks of a window. Raises UnknownIdError for a window that has none."""
+    def get_blocks(self, window_size: WindowSize) -> tuple[int, ...]:
+        """Blocks of the tiers of a window, at least two of them. Raises UnknownIdError for a window that has none."""
         try:
-            num_primary, num_secondary = self.blocks_per_window[window_size]
+            counts = tuple(self.blocks_per_window[window_size])
         except KeyError:
             raise UnknownIdError(
                 f"blocks_per_window has no entry for window {window_size}; it has {sorted(self.blocks_per_window)}"
             ) from None
-        for number, what, least in ((num_primary, "primary", 1), (num_secondary, "secondary", 0)):
+        for level, number in enumerate(counts):
+            what = _TIER_NAMES[level] if level < len(_TIER_NAMES) else f"tier {level}"
+            least = 0 if level else 1
             name = f"the number of {what} blocks of window {window_size}"
             check_integer(name, number, most=MAX_INT32, error=ConfigurationError)
             if number < least:
                 raise ConfigurationError(f"window {window_size} has {number} {what} blocks; give it at least {least}")
-        return num_primary, num_secondary
+        return counts if len(counts) > 1 else (*counts, 0)
 
 
 @dataclass(frozen=True, slots=True)

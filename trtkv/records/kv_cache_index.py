@@ -1,13 +1,14 @@
-"""KVCacheIndex: a pool slot and its level in one signed 32-bit number."""
+"""KVCacheIndex: a pool slot and its level in one number."""
 
 from __future__ import annotations
 
 from typing import Final, TypeAlias
 
 KVCacheIndex: TypeAlias = int
-"""Slot number, with bit 31 set when the slot lies in the secondary pool. C++: kernels::KVCacheIndex.
+"""Slot number, with the level from bit 31 on. C++: kernels::KVCacheIndex.
 
-Stored as a Python int in the range of an unsigned 32-bit number; ``to_int32`` gives the raw table entry.
+With the two levels that C++ has these are its 32 bits, bit 31 set in the secondary pool; ``to_int32`` gives them as
+tables hold them. Slots of colder levels appear in no table.
 """
 
 SECONDARY_POOL_FLAG: Final = 1 << 31
@@ -17,9 +18,9 @@ NULL_ENTRY: Final = -1
 """NULL_INDEX as tables hold it."""
 
 
-def make_index(slot: int, is_secondary: bool = False) -> KVCacheIndex:
-    """Index of a slot in the primary or the secondary pool."""
-    return slot | SECONDARY_POOL_FLAG if is_secondary else slot
+def make_index(slot: int, level: int = 0) -> KVCacheIndex:
+    """Index of a slot of a level: 0 for the primary pool, 1 for the secondary one."""
+    return slot | level << 31
 
 
 def get_level(index: KVCacheIndex) -> int:

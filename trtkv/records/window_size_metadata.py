@@ -18,8 +18,8 @@ class PoolConfiguration(NamedTuple):
 class WindowSizeMetadata(NamedTuple):
     """What a manager allots to one window. C++: WindowSizeMetadata."""
 
-    allotted_primary_blocks: int
-    allotted_secondary_blocks: int
+    blocks_per_tier: tuple[int, ...]
+    """Warm to cold."""
     absolute_pools_offset: int
     num_pools: int
     max_token_num: int
@@ -27,6 +27,16 @@ class WindowSizeMetadata(NamedTuple):
     max_num_blocks: int
     window_size: WindowSize
     is_swa: bool
+
+    @property
+    def allotted_primary_blocks(self) -> int:
+        """Blocks of the first tier."""
+        return self.blocks_per_tier[0]
+
+    @property
+    def allotted_secondary_blocks(self) -> int:
+        """Blocks of the second tier."""
+        return self.blocks_per_tier[1]
 
 
 class OffsetTableDimensions(NamedTuple):

@@ -328,7 +328,7 @@ def _window_plan(
     layers: list[int],
     data_bytes_per_token: int | None,
     index_bytes: int,
-    counts: tuple[int, int],
+    counts: tuple[int, ...],
 ) -> WindowPlan:
     pool = next((pool for pool in model.pool_configurations if pool.window_size == window), None)
     heads = model.heads_per_layer

@@ -9,8 +9,8 @@ import torch
 
 from trtkv.errors import InvalidInputError
 from trtkv.pools.kv_cache_block_pool import KVCacheBlockPool
-from trtkv.pools.pool_tensors import get_primary, get_secondary, is_partial, view_block, view_tokens
-from trtkv.records.kv_cache_index import KVCacheIndex, is_primary
+from trtkv.pools.pool_tensors import get_primary, get_tensor, is_partial, view_block, view_tokens
+from trtkv.records.kv_cache_index import KVCacheIndex, get_level, is_primary
 
 if TYPE_CHECKING:
     from trtkv.transfers.copy_engine import BlockCopy
@@ -99,7 +99,7 @@ def copy_pool(copy: BlockCopy, pool: KVCacheBlockPool) -> int:
 
 def get_device(pool: KVCacheBlockPool, index: KVCacheIndex) -> torch.device:
     """Where the memory of an index lies."""
-    return (get_primary(pool) if is_primary(index) else get_secondary(pool)).device
+    return get_tensor(pool, get_level(index)).device
 
 
 def _onboard_part(pool: KVCacheBlockPool, copy: BlockCopy, dst: torch.Tensor) -> None:

@@ -75,7 +75,7 @@ class BlockClaimer:
         """``get_free_block`` with the default retention, ``count`` times; a hot loop where nothing is offloaded."""
         policy, counters = self._policy, self._counters
         has_events = self._event_manager is not None
-        if self._listener is not None or self._settings.num_secondary_blocks:
+        if self._listener is not None or not self._settings.has_one_tier:
             return self._get_one_by_one(count)
         blocks = policy.take_free_blocks(count)
         counters.alloc_total += count

@@ -434,7 +434,7 @@ class BlockLoader:
             self._allocate_shared(claim, window, is_enable_block_reuse)
         if claim.num_shared_context_blocks < claim.num_context_blocks:
             self._allocate_per_beam(claim, window)
-        if is_plain and not self._settings.num_secondary_blocks:
+        if is_plain and self._settings.has_one_tier:
             window.slots[0] = array("i", window.block_ids[0])  # with one level slots never move: each block's is its id
         else:
             write_slots(window, claim.beam_width)
@@ -442,7 +442,7 @@ class BlockLoader:
     def _num_full_primary_matches(self, claim: ClaimResult) -> int:
         """Leading matches that are whole and need no onboarding."""
         num_full = len(claim.matched) - claim.is_partial
-        if self._settings.num_secondary_blocks:
+        if not self._settings.has_one_tier:
             for index, block in enumerate(claim.matched[:num_full]):
                 if block._memory_pool_block_index >= SECONDARY_POOL_FLAG:
                     return index

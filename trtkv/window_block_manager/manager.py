@@ -16,7 +16,6 @@ from trtkv.blocks.kv_cache_block import (
 )
 from trtkv.blocks.radix_block_tree import UnifiedBlockTree
 from trtkv.common import (
-    CACHED_BLOCKS_ROOT_ID,
     PLACEHOLDER_BLOCK_ID,
     PLACEHOLDER_LEVEL,
     PRIMARY_LEVEL,
@@ -86,7 +85,7 @@ class WindowBlockManager:
         self.counters = BlockCounters()
         self._reported = BlockCounters()
         self.eviction_policy = WindowEvictionPolicy(
-            (settings.num_primary_blocks, settings.num_secondary_blocks),
+            settings.blocks_per_tier,
             self._make_block,
             clock,
             secondary_offload_min_priority,
@@ -146,9 +145,7 @@ class WindowBlockManager:
             listener,
         )
         if event_manager is not None:
-            event_manager.enqueue_created_event(
-                (settings.num_primary_blocks, settings.num_secondary_blocks), settings.window_size
-            )
+            event_manager.enqueue_created_event(settings.blocks_per_tier, settings.window_size)
 
     # -- blocks -----------------------------------------------------------------------------------
 
@@ -157,33 +154,23 @@ class WindowBlockManager:
         settings = self.settings
         if fresh.level == PLACEHOLDER_LEVEL:
             return PlaceholderBlock(block_id, settings.channel, fresh)
-        index = block_id
-        if fresh.level != PRIMARY_LEVEL:
-            index = make_index(block_id - settings.num_primary_blocks, is_secondary=True)
+        index = make_index(block_id - fresh.ids.start, fresh.level)
         if settings.channel:
             return ChannelBlock(block_id, index, settings.channel, fresh)
         return self._block_class(block_id, index, fresh)
 
     def get_block_by_id(self, block_id: BlockId) -> KVCacheBlock:
         """The block of an id; placeholders of the recurrent window have ids below -1."""
-        settings = self.settings
-        num_blocks = settings.num_primary_blocks + settings.num_secondary_blocks
-        first_placeholder = CACHED_BLOCKS_ROOT_ID - settings.num_placeholder_blocks
-        if not (0 <= block_id < num_blocks or first_placeholder <= block_id < CACHED_BLOCKS_ROOT_ID):
-            raise UnknownIdError(
-                f"window {settings.window_size} has no block {block_id}; ids run from 0 to {num_blocks - 1}"
-            )
-        get_fresh = self.eviction_policy.get_fresh_blocks
-        if block_id < 0:
-            return get_fresh(PLACEHOLDER_LEVEL).get_block(CACHED_BLOCKS_ROOT_ID - 1 - block_id)
-        if block_id < settings.num_primary_blocks:
-            return get_fresh(PRIMARY_LEVEL).get_block(block_id)
-        return get_fresh(SECONDARY_LEVEL).get_block(block_id - settings.num_primary_blocks)
+        for level in self.eviction_policy.levels():
+            if block_id in level.fresh.ids:
+                return level.fresh.get_block(level.fresh.ids.index(block_id))
+        raise UnknownIdError(
+            f"window {self.window_size} has no block {block_id}; ids run from 0 to {self.max_num_blocks - 1}"
+        )
 
     def block_objects(self) -> list[KVCacheBlock]:
         """Every block object made so far, among them all blocks ever used or asked for."""
-        levels = (PRIMARY_LEVEL, SECONDARY_LEVEL, PLACEHOLDER_LEVEL)
-        return [block for level in levels for block in self.eviction_policy.get_fresh_blocks(level).blocks]
+        return [block for level in self.eviction_policy.levels() for block in level.fresh.blocks]
 
     @property
     def window_size(self) -> WindowSize:
@@ -217,8 +204,8 @@ class WindowBlockManager:
 
     @property
     def max_num_blocks(self) -> int:
-        """Primary and secondary blocks."""
-        return self.settings.num_primary_blocks + self.settings.num_secondary_blocks
+        """Blocks of all tiers."""
+        return self.settings.max_num_blocks
 
     @property
     def num_free_blocks(self) -> int:

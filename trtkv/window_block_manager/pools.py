@@ -62,8 +62,7 @@ class WindowPools:
                 settings.tokens_per_block,
                 self.dtype,
                 settings.window_size,
-                settings.num_primary_blocks,
-                settings.num_secondary_blocks,
+                settings.blocks_per_tier,
             )
         return create_data_pool(
             num_layers,
@@ -73,8 +72,7 @@ class WindowPools:
             settings.tokens_per_block,
             self.dtype,
             settings.window_size,
-            settings.num_primary_blocks,
-            settings.num_secondary_blocks,
+            settings.blocks_per_tier,
         )
 
     def _add_side_pools(self, indexer_k_cache: IndexerKCacheSettings | None) -> None:

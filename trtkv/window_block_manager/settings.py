@@ -20,8 +20,8 @@ class WindowSettings:
     tokens_per_block: int
     is_swa: bool
     cache_type: CacheType
-    num_primary_blocks: int
-    num_secondary_blocks: int
+    blocks_per_tier: tuple[int, ...]
+    """Warm to cold, at least two."""
     num_placeholder_blocks: int
     enable_partial_reuse: bool
     copy_on_partial_reuse: bool
@@ -30,6 +30,26 @@ class WindowSettings:
     key_form: KeyForm
     compatibility: bool
     """Whether recorded faults of the reference are reproduced."""
+
+    @property
+    def num_primary_blocks(self) -> int:
+        """Blocks of the first tier."""
+        return self.blocks_per_tier[0]
+
+    @property
+    def num_secondary_blocks(self) -> int:
+        """Blocks of the second tier."""
+        return self.blocks_per_tier[1]
+
+    @property
+    def max_num_blocks(self) -> int:
+        """Blocks of all tiers."""
+        return sum(self.blocks_per_tier)
+
+    @property
+    def has_one_tier(self) -> bool:
+        """Whether blocks never move, so that the slot of each is its id."""
+        return not any(self.blocks_per_tier[1:])
 
     @property
     def is_recurrent_state(self) -> bool:

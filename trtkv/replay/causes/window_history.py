@@ -7,8 +7,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from trtkv.blocks.block_listener import RemovalReason
-from trtkv.common import PRIMARY_LEVEL, RequestId
+from trtkv.common import RequestId
 from trtkv.errors import check
+from trtkv.records.kv_cache_index import get_level
 
 if TYPE_CHECKING:
     from trtkv.blocks.kv_cache_block import KVCacheBlock
@@ -63,9 +64,9 @@ class WindowHistory:
         self.settings = manager.settings
         self.removals: Counter[RemovalKind] = Counter()
         self.num_stored = 0
-        self.num_moved = [0, 0]
+        self.num_moved = [0] * len(self.settings.blocks_per_tier)
         """Blocks moved to each level."""
-        self.num_present = [0, 0]
+        self.num_present = [0] * len(self.settings.blocks_per_tier)
         """Blocks in the tree by level."""
         self._levels = array("b")  # 0: absent, else level + 1
         self._used_admitted = array("i")
@@ -117,7 +118,7 @@ class WindowHistory:
     def store(self, node: int, block: KVCacheBlock, now: Moment) -> None:
         """A block has come into the tree."""
         self._grow(node)
-        level = PRIMARY_LEVEL if block.is_primary else 1
+        level = get_level(block.memory_pool_block_index)
         self._levels[node] = level + 1
         self.num_present[level] += 1
         self.num_stored += 1
