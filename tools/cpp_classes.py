@@ -223,11 +223,15 @@ WINDOW_BLOCK_MANAGER: Final = CppClass(
             _PARTS + "recurrent:RecurrentStates.allocate_block",
             "decides between a placeholder and a block",
         ),
-        "claimMatchingBlocks(..)": (_PARTS + "loading:BlockLoader.plan", "plans before anything is changed"),
-        "buildClaimResultMetadata(..)": (_PARTS + "loading:BlockLoader.plan", "plans before anything is changed"),
+        "claimMatchingBlocks(..)": (_PARTS + "planning:ClaimPlanner.plan", "plans before anything is changed"),
+        "buildClaimResultMetadata(..)": (_PARTS + "planning:ClaimPlanner.plan", "plans before anything is changed"),
         "onboardAndAllocateBlocks(..)": (
             _PARTS + "loading:BlockLoader.add_sequence_batch",
             "carries out what was planned, claims first",
+        ),
+        "blockInRadixTree(..)": (
+            _PARTS + "recorded.recorded_claiming:RecordedBlockClaimer.is_announced",
+            "as recorded; by default a block in the tree counts, whatever is above it",
         ),
         "releaseSubtree(..)": (
             _PARTS + "recorded.recorded_releasing:RecordedBlockReleaser._release_subtree",

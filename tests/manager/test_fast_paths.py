@@ -12,7 +12,6 @@ from tests.builders import TOKENS_PER_BLOCK, make_event_manager, make_kv_cache_m
 from tests.snapshot import find_changes, take_snapshot
 from tests.stress.random_program import RandomProgram
 from trtkv import KVCacheManager, LlmRequest
-from trtkv.blocks.generation_request import SequenceWindow
 from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.common import MAX_INT32, PLACEHOLDER_BLOCK_ID
 from trtkv.errors import TrtkvError
@@ -21,8 +20,8 @@ from trtkv.keys.key_hash import hash_block_key, hash_keys_alone, mix_tokens, mix
 from trtkv.keys.packed_key import PackedKey
 from trtkv.records.llm_request import LlmRequestState
 from trtkv.window_block_manager import WindowBlockManager
-from trtkv.window_block_manager.loading import ClaimResult
-from trtkv.window_block_manager.sequences import add_block_to_all_beams
+from trtkv.window_block_manager.loading import BlockLoader
+from trtkv.window_block_manager.storing import BlockStorer
 
 
 def force_plain_paths(manager: KVCacheManager) -> None:
@@ -55,17 +54,9 @@ def force_plain_paths(manager: KVCacheManager) -> None:
 
 
 def _force_plain_window(window: WindowBlockManager) -> None:
-    loader, storer, matcher = window.loader, window.storer, window.matcher
     claimer, policy = window.claimer, window.eviction_policy
-
-    def allocate(claim: ClaimResult, record: SequenceWindow) -> None:
-        loader._allocate_shared(claim, record, True)
-
-    def place_full_matches(blocks: Sequence[KVCacheBlock], record: SequenceWindow) -> None:
-        for block in blocks:
-            add_block_to_all_beams(block, record, 1)
-            window.counters.reused += 1
-            window.counters.full_reused += 1
+    window.loader = BlockLoader(window._context, claimer, window.sequences)
+    window.storer = BlockStorer(window._context, window.matcher, claimer, window.sequences, window.recurrent)
 
     def claim_blocks(blocks: Iterable[KVCacheBlock]) -> None:
         for block in blocks:
@@ -79,13 +70,9 @@ def _force_plain_window(window: WindowBlockManager) -> None:
             if not block.has_refs:
                 policy.release_block(block, to_front=block.is_detached)
 
-    loader._allocate_plain = allocate  # type: ignore[method-assign]
-    loader._place_full_matches = place_full_matches  # type: ignore[method-assign]
     claimer.get_free_blocks = lambda count: [claimer.get_free_block() for _ in range(count)]  # type: ignore[method-assign]
     policy.claim_blocks = claim_blocks  # type: ignore[method-assign]
     policy.release_blocks = release_blocks  # type: ignore[method-assign]
-    matcher._find_unbounded = lambda keys, partial, copy: matcher._find(keys, partial, copy, MAX_INT32)  # type: ignore[method-assign]
-    storer._is_plain = False
 
 
 class Traffic:

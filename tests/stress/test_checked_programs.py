@@ -16,7 +16,7 @@ import pytest
 from tests.stress.checked_program import CheckedProgram, Scenario
 from tests.stress.scenarios import SCENARIOS
 from trtkv.errors import OutOfBlocksError
-from trtkv.window_block_manager.loading import BlockLoader
+from trtkv.window_block_manager.planning import ClaimPlanner
 
 NUM_SEEDS = int(os.environ.get("TRTKV_STRESS_SEEDS", "3"))
 FIRST_SEED = int(os.environ.get("TRTKV_STRESS_FIRST_SEED", "0"))
@@ -107,6 +107,6 @@ def test_batch_is_refused_only_if_it_would_run_out_of_blocks(
 ) -> None:
     """The check beforehand counts exactly: without it the same batch, and no earlier one, fails on the way."""
     refused_at = [UntilRefusal(scenario, seed).run_until_refusal() for seed in range(200, 204)]
-    monkeypatch.setattr(BlockLoader, "check_room", lambda *_: None)
+    monkeypatch.setattr(ClaimPlanner, "check_room", lambda *_: None)
     assert [UntilRefusal(scenario, seed).run_until_refusal() for seed in range(200, 204)] == refused_at
     assert any(refused_at)

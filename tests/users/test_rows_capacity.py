@@ -39,7 +39,7 @@ def test_row_1_a_block_released_twice_has_one_place_in_the_queue() -> None:
     manager.remove_sequence(1, request)
     manager.remove_sequence(1, request)  # the other code path: nothing happens
     manager.unpin_blocks_by_id(ids)
-    with pytest.raises(InvalidInputError, match="0 pins"):
+    with pytest.raises(InvalidInputError, match="it has 0"):
         manager.unpin_blocks_by_id(ids)
     policy = manager.block_manager.window_block_managers[WINDOW].eviction_policy
     block = manager.block_manager.get_block_by_id(ids[0], WINDOW)

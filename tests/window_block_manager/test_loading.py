@@ -310,10 +310,10 @@ def test_all_of_a_batch_claim_before_any_allocates() -> None:
 def test_plan_says_what_admission_does_and_changes_nothing() -> None:
     manager = make_kv_cache_manager()
     serve(manager, make_request(1, 13))
-    loader = manager.block_manager.window_block_managers[64].loader
+    planner = manager.block_manager.window_block_managers[64].planner
     request = make_request(2, [*range(1, 11), 99])
     free = num_free(manager)
-    (claim,) = loader.plan_batch([request], [11], [1], True, [2**31 - 1])
+    (claim,) = planner.plan_batch([request], [11], [1], True, [2**31 - 1])
     assert (claim.prepopulated_len, len(claim.matched), claim.needs_copy) == (10, 3, False)
     assert (num_free(manager), manager.sequences) == (free, {})
     add(manager, request)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -10,21 +9,18 @@ import pytest
 from tests.builders import (
     add,
     block_ids,
-    decode,
-    finish_prompt,
     make_kv_cache_manager,
     make_linear_attention,
     make_request,
     prefill,
     serve,
 )
-from tests.snapshot import describe_node, describe_window, find_changes
+from tests.snapshot import describe_window, find_changes
 from trtkv.common import PLACEHOLDER_BLOCK_ID, RECURRENT_STATES
-from trtkv.errors import OutOfBlocksError, UnknownIdError
+from trtkv.errors import UnknownIdError
 from trtkv.inspection.invariants import check_invariants
 from trtkv.keys.block_key import BlockKey
 from trtkv.manager.kv_cache_manager import KVCacheManager
-from trtkv.records.llm_request import LlmRequest
 from trtkv.window_block_manager import WindowBlockManager
 
 
@@ -123,78 +119,7 @@ def test_long_key_repeats_its_constraints_on_every_block() -> None:
     assert root is window.matcher.root_block
 
 
-# -- fast paths -------------------------------------------------------------------------------------
-
-
-def make_slow(manager: KVCacheManager) -> KVCacheManager:
-    """The same manager with every shortcut closed."""
-    for window in manager.block_manager.window_block_managers.values():
-        window.storer._is_plain = False
-        claimer = window.claimer
-        claimer.get_free_blocks = claimer._get_one_by_one  # type: ignore[method-assign]
-        matcher = window.matcher
-        matcher._find_unbounded = (  # type: ignore[method-assign]
-            lambda keys, partial, copy, find=matcher._find: find(keys, partial, copy, 2**31 - 1)
-        )
-        loader = window.loader
-        loader._allocate_plain = (  # type: ignore[method-assign]
-            lambda claim, record, allocate=loader._allocate_shared: allocate(claim, record, True)
-        )
-        loader._place_full_matches = (  # type: ignore[method-assign]
-            lambda blocks, record, loader=loader: [place(loader, block, record) for block in blocks]
-        )
-    return manager
-
-
-def place(loader: Any, block: Any, record: Any) -> None:
-    """One whole primary block for one beam, as the plain path places it."""
-    from trtkv.window_block_manager.loading import ClaimResult
-
-    claim = ClaimResult(LlmRequest(0, [1]), 1, 1, 1)
-    claim.matched = [block]
-    loader._place_claimed(claim, 0, block, record)
-
-
-@pytest.mark.pure
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("options", [{}, {"copy_on_partial_reuse": False}, {"enable_partial_reuse": False}])
-def test_shortcuts_give_what_the_plain_paths_give(seed: int, options: dict[str, bool]) -> None:
-    rng = random.Random(seed)
-    managers = [make_kv_cache_manager(26, **options), make_slow(make_kv_cache_manager(26, **options))]
-    live: dict[int, list[LlmRequest]] = {}
-    for step in range(120):
-        action = rng.randrange(4)
-        if action == 0 and len(live) < 4:
-            length = rng.randint(1, 30)
-            tokens = ([5] * rng.randrange(length + 1) + [rng.randrange(3) for _ in range(length)])[:length]
-            pair = [make_request(step, tokens) for _ in managers]
-            outcomes = []
-            for manager, request in zip(managers, pair, strict=True):
-                try:
-                    add(manager, request)
-                    outcomes.append(True)
-                except OutOfBlocksError:
-                    outcomes.append(False)
-            assert outcomes[0] == outcomes[1]
-            if outcomes[0]:
-                live[step] = [finish_prompt(request) for request in pair]
-        elif action == 1 and live:
-            for manager, request in zip(managers, rng.choice(list(live.values())), strict=True):
-                manager.store_context_blocks(request)
-        elif action == 2:
-            for request_id, pair in live.items():
-                if pair[0].get_num_tokens() < 60 and managers[0].num_free_blocks:
-                    for manager, request in zip(managers, pair, strict=True):
-                        decode(manager, request, [request_id % 3])
-        elif live:
-            request_id = rng.choice(list(live))
-            for manager, request in zip(managers, live.pop(request_id), strict=True):
-                manager.remove_sequence(request_id, request)
-        described = [describe_window(window_of(manager)) for manager in managers]
-        assert not find_changes(*described)
-        assert describe_node(managers[0].block_manager.lookup_tree.root) == describe_node(
-            managers[1].block_manager.lookup_tree.root
-        )
+# -- making blocks -------------------------------------------------------------------------------------
 
 
 def test_blocks_made_beforehand_change_nothing_but_the_time() -> None:

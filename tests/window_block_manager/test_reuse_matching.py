@@ -134,7 +134,27 @@ def test_step_beyond_the_limit_is_dropped_whole() -> None:
     assert summary(cache.find(A, key(2, 2, 9), limit=5)) == ([0], 4, 0)
 
 
-def test_fast_walk_is_the_slow_walk_without_holes_and_limits() -> None:
+def walk_plainly(cache: Cache, keys: list[PackedKey], partial: bool, copy: bool, limit: int) -> ReuseMatches:
+    """What a full-attention window finds, one key after the other."""
+    result, node, tokens = ReuseMatches(), cache.matcher.tree.root, 0
+    for each in keys:
+        found = cache.matcher.find_child_block(node, each, partial, copy)
+        if found is None or tokens + found[0] > limit:
+            break
+        matched, block = found
+        tokens += matched
+        result.blocks.append(block)
+        result.is_partial = matched < TOKENS_PER_BLOCK
+        result.num_partial_tokens = matched
+        if block.block_key != each:
+            break
+        assert block.lookup_node is not None
+        node = block.lookup_node
+    result.total_matched_tokens = tokens
+    return result
+
+
+def test_hot_walk_finds_what_a_plain_walk_finds() -> None:
     rng = random.Random(3)
     full = [A, B, key(1, 1, 1, 2), key(2, 9, 9, 9)]
     last = [*full, key(1, 1), key(2, 2, 2)]  # only the last key of a list may be short
@@ -146,10 +166,9 @@ def test_fast_walk_is_the_slow_walk_without_holes_and_limits() -> None:
             if len(nodes) < len(path) or nodes[-1].get_value(0) is None:
                 cache.put(*path, is_held=rng.random() < 0.4)
         search = [*(rng.choice(full) for _ in range(rng.randint(0, 3))), rng.choice(last)]
-        partial, copy = rng.random() < 0.7, rng.random() < 0.5
-        fast = cache.matcher._find_unbounded(search, partial, copy)
-        slow = cache.matcher._find(search, partial, copy, MAX_INT32)
-        assert summary(fast) == summary(slow)
+        partial, copy, limit = rng.random() < 0.7, rng.random() < 0.5, rng.choice([MAX_INT32, rng.randint(0, 16)])
+        found = cache.matcher.find_reusable_block_matches(search, partial, copy, limit)
+        assert summary(found) == summary(walk_plainly(cache, search, partial, copy, limit))
 
 
 # -- sliding windows --------------------------------------------------------------------------------

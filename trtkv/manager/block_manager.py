@@ -28,6 +28,8 @@ from trtkv.records.linear_attention import LinearAttentionMetadata
 from trtkv.records.window_size_metadata import PoolConfiguration, WindowSizeMetadata
 from trtkv.transfers.copy_engine import CopyEngine
 from trtkv.window_block_manager import WindowBlockManager
+from trtkv.window_block_manager.context import Services
+from trtkv.window_block_manager.pools import WindowPools
 from trtkv.window_block_manager.settings import WindowSettings
 
 
@@ -50,7 +52,6 @@ class BlockManager:
         if event_manager is not None and settings.reuse.key_form is KeyForm.DIGESTS:
             refuse_key_form(settings.reuse.key_form, "an event manager")
         self.settings = settings
-        self._event_manager = event_manager
         self.listener = listener
         layers = settings.layers
         self.num_layers = len(layers.num_kv_heads_per_layer)
@@ -59,10 +60,9 @@ class BlockManager:
         self._layer_to_window_size = {layer: window for window, found in layers_per_window.items() for layer in found}
         self.is_variable_window = len(layers_per_window) > 1
         self.is_variable_gqa = len(set(layers.num_kv_heads_per_layer)) > 1
+        services = Services(copy_engine, clock, event_manager, listener)
         self.window_block_managers: dict[WindowSize, WindowBlockManager] = {
-            window: self._create_window(
-                window, len(layers_per_window) - 1 - index, layers_per_window[window], copy_engine, clock
-            )
+            window: self._create_window(window, len(layers_per_window) - 1 - index, layers_per_window[window], services)
             for index, window in enumerate(layers_per_window)
         }
         self.window_sizes_metadata = self._create_metadata()
@@ -75,42 +75,38 @@ class BlockManager:
         window_size: WindowSize,
         channel: int,
         layers: Sequence[int],
-        copy_engine: CopyEngine,
-        clock: Callable[[], int],
+        services: Services,
     ) -> WindowBlockManager:
         settings = self.settings
         linear = settings.layers.linear_attention_metadata if window_size == RECURRENT_STATES else None
         configurations = {entry.window_size: entry for entry in settings.windows.pool_configurations}
         own = configurations.get(window_size)
-        return WindowBlockManager(
-            WindowSettings(
-                window_size=window_size,
-                channel=channel,
-                num_channels=len(settings.windows_in_use),
-                tokens_per_block=settings.tokens_per_block,
-                is_swa=0 <= window_size < settings.limits.max_sequence_length,
-                cache_type=settings.layers.cache_type,
-                blocks_per_tier=settings.windows.get_blocks(window_size),
-                num_placeholder_blocks=0 if linear is None else self._num_placeholders(linear),
-                enable_partial_reuse=settings.reuse.enable_partial_reuse,
-                copy_on_partial_reuse=settings.reuse.copy_on_partial_reuse,
-                linear_attention_metadata=linear,
-                key_form=settings.reuse.key_form,
-                compatibility=settings.compatibility,
-            ),
+        window = WindowSettings(
+            window_size=window_size,
+            channel=channel,
+            num_channels=len(settings.windows_in_use),
+            tokens_per_block=settings.tokens_per_block,
+            is_swa=0 <= window_size < settings.limits.max_sequence_length,
+            cache_type=settings.layers.cache_type,
+            blocks_per_tier=settings.windows.get_blocks(window_size),
+            num_placeholder_blocks=0 if linear is None else self._num_placeholders(linear),
+            enable_partial_reuse=settings.reuse.enable_partial_reuse,
+            copy_on_partial_reuse=settings.reuse.copy_on_partial_reuse,
+            linear_attention_metadata=linear,
+            key_form=settings.reuse.key_form,
+            compatibility=settings.compatibility,
+            secondary_offload_min_priority=settings.eviction.secondary_offload_min_priority,
+        )
+        pools = WindowPools(
+            window,
             layers,
             settings.layers.num_kv_heads_per_layer,
             settings.layers.size_per_head if own is None else own.size_per_head,
             settings.layers.dtype if own is None else own.dtype,
-            self.lookup_tree,
-            copy_engine,
-            self._event_manager,
-            clock,
-            settings.eviction.secondary_offload_min_priority,
             settings.layers.indexer_k_cache,
-            self.listener,
-            find_eviction(settings.eviction.eviction, settings.compatibility),
         )
+        eviction = find_eviction(settings.eviction.eviction, settings.compatibility)
+        return WindowBlockManager(window, pools, self.lookup_tree, services, eviction)
 
     def _num_placeholders(self, linear: LinearAttentionMetadata) -> int:
         if linear.num_placeholder_blocks is not None:

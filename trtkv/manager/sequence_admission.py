@@ -14,7 +14,8 @@ from trtkv.manager.block_manager import BlockManager
 from trtkv.records.llm_request import LlmRequest
 from trtkv.window_block_manager import WindowBlockManager
 from trtkv.window_block_manager.counters import BlockCounters
-from trtkv.window_block_manager.loading import BatchSeqStats, ClaimResult
+from trtkv.window_block_manager.loading import BatchSeqStats
+from trtkv.window_block_manager.planning import ClaimResult
 
 RequestInfo = tuple[RequestId, int, int]
 """Request id, input length in tokens (encoder length for a cross cache), beam width."""

@@ -4,42 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from trtkv.blocks.block_listener import BlockListener, RemovalReason
+from trtkv.blocks.block_listener import RemovalReason
 from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.common import PRIMARY_LEVEL, SECONDARY_LEVEL, KvCacheTransferMode, Priority
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheUpdatedData
-from trtkv.eviction.eviction_policy import WindowEvictionPolicy
 from trtkv.records.retention_config import DEFAULT_RETENTION_PRIORITY
-from trtkv.transfers.kv_cache_transfer_manager import KVCacheTransferManager
-from trtkv.window_block_manager.counters import BlockCounters
-from trtkv.window_block_manager.pools import WindowPools
-from trtkv.window_block_manager.reuse_matching import ReuseMatcher
-from trtkv.window_block_manager.settings import WindowSettings
+from trtkv.window_block_manager.context import WindowPart
 
 
-class BlockClaimer:
+class BlockClaimer(WindowPart):
     """Takes free blocks for one window; owns counters of blocks taken."""
-
-    def __init__(
-        self,
-        settings: WindowSettings,
-        pools: WindowPools,
-        matcher: ReuseMatcher,
-        policy: WindowEvictionPolicy,
-        transfer_manager: KVCacheTransferManager,
-        event_manager: KVCacheEventManager | None,
-        counters: BlockCounters,
-        listener: BlockListener | None = None,
-    ) -> None:
-        self._settings = settings
-        self._pools = pools
-        self._matcher = matcher
-        self._policy = policy
-        self._transfer_manager = transfer_manager
-        self._event_manager = event_manager
-        self._counters = counters
-        self._listener = listener
 
     def get_free_block(
         self,
@@ -122,7 +97,7 @@ class BlockClaimer:
         self, block: KVCacheBlock, offload_block: KVCacheBlock, mode: KvCacheTransferMode, directory: str
     ) -> None:
         try:
-            self._transfer_manager.offload(block, offload_block, self._pools.pools, 0, mode, directory)
+            self._transfer_manager.offload(block, offload_block, self._pools, 0, mode, directory)
         except Exception:
             if offload_block._lookup_node is not None:
                 self.remove_from_tree(offload_block)  # part of it may have been overwritten
@@ -136,10 +111,11 @@ class BlockClaimer:
         if self._listener is not None:
             self._listener.on_moved(block, self._settings.window_size, SECONDARY_LEVEL)
         if self._event_manager is not None and self.is_announced(block):
-            self._event_manager.enqueue_updated_event(
-                KVCacheUpdatedData(block.hash, cache_level=(PRIMARY_LEVEL, SECONDARY_LEVEL)),
-                self._settings.window_size,
-            )
+            self._report_level(block, PRIMARY_LEVEL, SECONDARY_LEVEL, self._event_manager)
+
+    def _report_level(self, block: KVCacheBlock, old: int, new: int, event_manager: KVCacheEventManager) -> None:
+        data = KVCacheUpdatedData(block.hash, cache_level=(old, new))
+        event_manager.enqueue_updated_event(data, self._settings.window_size)
 
     def _vacate(self, offload_block: KVCacheBlock) -> None:
         """Take a block whose memory was overwritten out of the tree, while it is still where it was."""
@@ -187,7 +163,7 @@ class BlockClaimer:
             return
         helper = self.get_free_block(mode=mode, directory=directory)
         try:
-            self._transfer_manager.onboard(block, helper, self._pools.pools, 0, mode, directory)
+            self._transfer_manager.onboard(block, helper, self._pools, 0, mode, directory)
         except Exception:
             self.give_back((helper,))
             raise
@@ -197,10 +173,7 @@ class BlockClaimer:
         if self._listener is not None:
             self._listener.on_moved(block, self._settings.window_size, PRIMARY_LEVEL)
         if self._event_manager is not None and self._reports_onboarding(block):
-            self._event_manager.enqueue_updated_event(
-                KVCacheUpdatedData(block.hash, cache_level=(SECONDARY_LEVEL, PRIMARY_LEVEL)),
-                self._settings.window_size,
-            )
+            self._report_level(block, SECONDARY_LEVEL, PRIMARY_LEVEL, self._event_manager)
         self._policy.release_block(helper)
 
     def _reports_onboarding(self, block: KVCacheBlock) -> bool:

@@ -20,8 +20,6 @@ class BlockCounters:
     """Context positions for which a fresh block was taken."""
     gen_alloc: int = 0
     """Decode steps at which a sequence needed a block."""
-    reused_tokens: int = 0
-    total_input_tokens: int = 0
 
     def snapshot(self) -> BlockCounters:
         """A copy."""
@@ -33,8 +31,6 @@ class BlockCounters:
             self.partial_reused,
             self.missed,
             self.gen_alloc,
-            self.reused_tokens,
-            self.total_input_tokens,
         )
 
     def restore(self, snapshot: BlockCounters) -> None:

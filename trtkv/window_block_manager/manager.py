@@ -2,49 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from trtkv.blocks.block_listener import BlockListener
 from trtkv.blocks.generation_request import GenerationRequest
 from trtkv.blocks.kv_cache_block import (
     ChannelBlock,
     HashMapOrderedBlock,
     KVCacheBlock,
     PlaceholderBlock,
-    create_root_block,
-    create_swa_placeholder,
 )
 from trtkv.blocks.radix_block_tree import UnifiedBlockTree
 from trtkv.common import (
-    PLACEHOLDER_BLOCK_ID,
     PLACEHOLDER_LEVEL,
     PRIMARY_LEVEL,
     SECONDARY_LEVEL,
     BlockId,
-    DataType,
     KvCacheTransferMode,
     RequestId,
     WindowSize,
     trunc_mod,
 )
 from trtkv.errors import UnknownIdError
-from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheStoredData
 from trtkv.eviction.eviction_policy import WindowEvictionPolicy
 from trtkv.eviction.fresh_blocks import FreshBlocks
 from trtkv.eviction.registry import DEFAULT_EVICTION, EVICTIONS, Eviction
-from trtkv.keys.key_builder import chop_vector_into_blocks
-from trtkv.keys.packed_key import PackedKey, token_bytes
-from trtkv.records.cache_settings import IndexerKCacheSettings
+from trtkv.keys.packed_key import PackedKey
 from trtkv.records.kv_cache_index import make_index
 from trtkv.records.llm_request import LlmRequest
 from trtkv.records.stats import KvCacheIterationStats, hit_rate
 from trtkv.records.window_size_metadata import PrefixReuseSummary
-from trtkv.transfers.copy_engine import CopyEngine
 from trtkv.transfers.kv_cache_transfer_manager import KVCacheTransferManager
+from trtkv.window_block_manager.context import Services, WindowContext
 from trtkv.window_block_manager.counters import BlockCounters
-from trtkv.window_block_manager.loading import BatchSeqStats, ClaimResult
-from trtkv.window_block_manager.parts import choose_parts
+from trtkv.window_block_manager.loading import BatchSeqStats
+from trtkv.window_block_manager.parts import PartClasses, choose_parts
+from trtkv.window_block_manager.planning import ClaimResult
 from trtkv.window_block_manager.pools import WindowPools
 from trtkv.window_block_manager.sequences import write_slot_at
 from trtkv.window_block_manager.settings import WindowSettings
@@ -62,90 +55,52 @@ class WindowBlockManager:
     def __init__(
         self,
         settings: WindowSettings,
-        managed_layers: Sequence[int],
-        num_kv_heads_per_layer: Sequence[int],
-        size_per_head: int,
-        dtype: DataType,
+        pools: WindowPools,
         tree: UnifiedBlockTree,
-        copy_engine: CopyEngine,
-        event_manager: KVCacheEventManager | None,
-        clock: Callable[[], int],
-        secondary_offload_min_priority: int | None = None,
-        indexer_k_cache: IndexerKCacheSettings | None = None,
-        listener: BlockListener | None = None,
+        services: Services,
         eviction: Eviction = EVICTIONS[DEFAULT_EVICTION],
     ) -> None:
         self.settings = settings
-        self._listener = listener
-        parts = choose_parts(settings.compatibility)
-        self._block_class = HashMapOrderedBlock if tree.hash_map_order else KVCacheBlock
-        self.pools = WindowPools(
-            settings, managed_layers, num_kv_heads_per_layer, size_per_head, dtype, indexer_k_cache
-        )
+        self.pools = pools
         self.counters = BlockCounters()
         self._reported = BlockCounters()
+        self._listener = services.listener
+        self._block_class = HashMapOrderedBlock if tree.hash_map_order else KVCacheBlock
         self.eviction_policy = WindowEvictionPolicy(
             settings.blocks_per_tier,
             self._make_block,
-            clock,
-            secondary_offload_min_priority,
+            services.clock,
+            settings.secondary_offload_min_priority,
             settings.num_placeholder_blocks,
             eviction,
         )
-        self.transfer_manager = KVCacheTransferManager(settings.window_size, copy_engine)
-        self.matcher = parts.matcher(settings, tree, create_root_block(settings.channel), create_swa_placeholder())
-        self.claimer = parts.claimer(
+        self.transfer_manager = KVCacheTransferManager(settings.window_size, services.copy_engine)
+        self._context = WindowContext(
             settings,
-            self.pools,
-            self.matcher,
+            pools.pools,
             self.eviction_policy,
             self.transfer_manager,
-            event_manager,
             self.counters,
-            listener,
-        )
-        self.sequences = parts.sequences(settings, self.claimer, self.eviction_policy)
-        self.loader = parts.loader(
-            settings,
-            self.pools,
-            self.matcher,
-            self.claimer,
-            self.eviction_policy,
-            self.sequences,
-            self.transfer_manager,
-            event_manager,
-            self.counters,
-            listener,
-        )
-        self.releaser = parts.releaser(settings, self.matcher, self.claimer, self.eviction_policy, self.sequences)
-        metadata = settings.linear_attention_metadata
-        self.recurrent = (
-            None
-            if metadata is None
-            else parts.recurrent(
-                settings,
-                metadata,
-                self.pools,
-                self.claimer,
-                self.eviction_policy,
-                self.sequences,
-                self.transfer_manager,
-            )
-        )
-        self.storer = parts.storer(
-            settings,
-            self.matcher,
-            self.claimer,
-            self.eviction_policy,
-            self.sequences,
-            event_manager,
+            services.event_manager,
+            services.listener,
             self.get_block_by_id,
-            settings.num_channels == 1,
-            self.recurrent,
-            listener,
         )
-        if event_manager is not None:
-            event_manager.enqueue_created_event(settings.blocks_per_tier, settings.window_size)
+        self._create_parts(tree, choose_parts(self._context, tree))
+        if services.event_manager is not None:
+            services.event_manager.enqueue_created_event(settings.blocks_per_tier, settings.window_size)
+
+    def _create_parts(self, tree: UnifiedBlockTree, classes: PartClasses) -> None:
+        context, metadata = self._context, self.settings.linear_attention_metadata
+        self.matcher = classes.matcher(self.settings, tree)
+        self.claimer = classes.claimer(context)
+        self.sequences = classes.sequences(context, self.claimer)
+        self.planner = classes.planner(context, self.matcher)
+        self.loader = classes.loader(context, self.claimer, self.sequences)
+        self.releaser = classes.releaser(context, self.matcher, self.claimer, self.sequences)
+        self.recurrent = (
+            None if metadata is None else classes.recurrent(context, metadata, self.claimer, self.sequences)
+        )
+        self.storer = classes.storer(context, self.matcher, self.claimer, self.sequences, self.recurrent)
 
     # -- blocks -----------------------------------------------------------------------------------
 
@@ -237,11 +192,11 @@ class WindowBlockManager:
         max_matched_tokens: Sequence[int],
     ) -> list[ClaimResult]:
         """What each request of a batch would take from the cache. Changes nothing."""
-        return self.loader.plan_batch(requests, input_lengths, beam_widths, is_enable_block_reuse, max_matched_tokens)
+        return self.planner.plan_batch(requests, input_lengths, beam_widths, is_enable_block_reuse, max_matched_tokens)
 
     def check_room(self, claims: Sequence[ClaimResult], is_enable_block_reuse: bool) -> None:
         """Raise OutOfBlocksError if a planned batch does not fit. Changes nothing."""
-        self.loader.check_room(claims, is_enable_block_reuse)
+        self.planner.check_room(claims, is_enable_block_reuse)
 
     def add_sequence_batch(
         self, sequences: Sequence[GenerationRequest], claims: Sequence[ClaimResult], is_enable_block_reuse: bool
@@ -262,38 +217,15 @@ class WindowBlockManager:
 
     def analyze_prefix_reuse(self, keys: Sequence[PackedKey]) -> PrefixReuseSummary:
         """Count cached blocks for keys of full blocks. Changes nothing. C++: analyzePrefixReuse."""
-        blocks = self.matcher.find_reusable_block_matches(keys, False, False).blocks
-        real = [block for block in blocks if block._block_id != PLACEHOLDER_BLOCK_ID]
-        return PrefixReuseSummary(
-            sum(block._ref_count > 0 for block in real),
-            len(real),
-            keys[len(blocks)] if len(blocks) < len(keys) else None,
-        )
+        return self.matcher.analyze_prefix_reuse(keys)
 
     def find_blocks_in_reuse_tree_by_block_key(self, block_key: PackedKey) -> KVCacheBlock | None:
         """The block at the end of a long key, cut into blocks; constraints are repeated on each. Changes nothing."""
-        if isinstance(block_key, int):  # a digest is that of one block
-            return self.find_blocks_in_reuse_tree_by_block_keys([block_key])
-        tokens_per_block = self.settings.tokens_per_block
-        tokens = token_bytes(block_key)
-        width = 4 * tokens_per_block
-        pieces = chop_vector_into_blocks(tokens, len(tokens), width, True)
-        if not isinstance(block_key, tuple):
-            return self.find_blocks_in_reuse_tree_by_block_keys([bytes(piece) for piece in pieces])
-        _, extra_ids, lora_task_id, cache_salt, extra_keys = block_key
-        extras: Sequence[bytes | None] = [None] * len(pieces)
-        if extra_ids is not None:
-            # Pieces of bytes are bytes, which the type of the function cannot say.
-            extras = chop_vector_into_blocks(extra_ids, len(extra_ids), 2 * width, True)  # type: ignore[assignment]
-        keys: list[PackedKey] = [
-            (bytes(piece), extra, lora_task_id, cache_salt, extra_keys)
-            for piece, extra in zip(pieces, extras, strict=True)
-        ]
-        return self.find_blocks_in_reuse_tree_by_block_keys(keys)
+        return self.matcher.find_blocks_in_reuse_tree_by_block_key(block_key)
 
     def find_blocks_in_reuse_tree_by_block_keys(self, block_keys: Sequence[PackedKey]) -> KVCacheBlock | None:
         """The block at the end of a list of keys, one per block. Changes nothing."""
-        return self.matcher.search_reuse_tree(self.matcher.tree.stored_form(block_keys, self.settings.tokens_per_block))
+        return self.matcher.find_blocks_in_reuse_tree_by_block_keys(block_keys)
 
     # -- growing and shrinking ----------------------------------------------------------------------
 
@@ -377,7 +309,7 @@ class WindowBlockManager:
 
     def unpin_blocks_by_id(self, block_ids: Sequence[BlockId]) -> None:
         """Drop one reference of each block."""
-        self.releaser.unpin_blocks_by_id(block_ids, self.get_block_by_id)
+        self.releaser.unpin_blocks_by_id(block_ids)
 
     def truncate_blocks(self, keys: Sequence[PackedKey], num_tokens_to_keep: int) -> None:
         """Drop cached blocks along a prefix behind the tokens to keep."""
@@ -385,10 +317,7 @@ class WindowBlockManager:
 
     def reset_reuse_state(self, tree: UnifiedBlockTree) -> None:
         """Use an empty tree from now on; cached blocks leave the old one and keep their keys and queue places."""
-        self.releaser.empty_tree()
-        self.matcher.set_tree(tree, create_root_block(self.settings.channel))
-        for window in self.sequences.allocated_blocks_per_seq.values():
-            window.num_stored = 0
+        self.releaser.reset_reuse_state(tree)
 
     def offload_block(
         self, block: KVCacheBlock, mode: KvCacheTransferMode = KvCacheTransferMode.DRAM, directory: str = ""

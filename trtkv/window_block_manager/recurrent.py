@@ -8,17 +8,14 @@ from trtkv.blocks.generation_request import GenerationRequest, SequenceWindow
 from trtkv.blocks.kv_cache_block import KVCacheBlock, create_swa_placeholder
 from trtkv.common import PLACEHOLDER_LEVEL, PRIMARY_LEVEL, RequestId
 from trtkv.errors import LogicError, OutOfBlocksError, UnknownIdError, check
-from trtkv.eviction.eviction_policy import WindowEvictionPolicy
 from trtkv.records.linear_attention import LinearAttentionMetadata
 from trtkv.records.llm_request import LlmRequest
-from trtkv.transfers.kv_cache_transfer_manager import KVCacheTransferManager
 from trtkv.window_block_manager.claiming import BlockClaimer
-from trtkv.window_block_manager.pools import WindowPools
+from trtkv.window_block_manager.context import WindowContext, WindowPart
 from trtkv.window_block_manager.sequences import SequenceBlocks, add_block_to_beam, write_slot_at
-from trtkv.window_block_manager.settings import WindowSettings
 
 
-class RecurrentStates:
+class RecurrentStates(WindowPart):
     """What only the recurrent-state window does. C++: the linear-attention parts of WindowBlockManager.
 
     By default a block that is cached as a snapshot is never written again: at the next decode boundary the
@@ -28,21 +25,15 @@ class RecurrentStates:
 
     def __init__(
         self,
-        settings: WindowSettings,
+        context: WindowContext,
         metadata: LinearAttentionMetadata,
-        pools: WindowPools,
         claimer: BlockClaimer,
-        policy: WindowEvictionPolicy,
         sequences: SequenceBlocks,
-        transfer_manager: KVCacheTransferManager,
     ) -> None:
-        self._settings = settings
+        super().__init__(context)
         self._metadata = metadata
-        self._pools = pools
         self._claimer = claimer
-        self._policy = policy
         self._sequences = sequences
-        self._transfer_manager = transfer_manager
         self._no_state = create_swa_placeholder()  # stands where nothing may be stored
         self._step_starts: dict[RequestId, set[int]] = {}  # prompt positions at which context steps began
 
@@ -148,7 +139,7 @@ class RecurrentStates:
         self._transfer_manager.onboard(
             source,
             target,
-            self._pools.pools,
+            self._pools,
             self._settings.tokens_per_block,
             sequence.transfer_mode,
             sequence.directory,

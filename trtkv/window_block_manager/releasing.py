@@ -3,40 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from trtkv.blocks.block_listener import RemovalReason
 from trtkv.blocks.generation_request import SequenceWindow
 from trtkv.blocks.kv_cache_block import KVCacheBlock
-from trtkv.blocks.radix_block_tree import LookupNodePtr
+from trtkv.blocks.radix_block_tree import LookupNodePtr, UnifiedBlockTree
 from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, BlockId, RequestId
 from trtkv.errors import InvalidInputError, check
-from trtkv.eviction.eviction_policy import WindowEvictionPolicy
 from trtkv.keys.packed_key import PackedKey, num_key_tokens
 from trtkv.records.retention_config import MIN_RETENTION_PRIORITY
 from trtkv.window_block_manager.claiming import BlockClaimer
+from trtkv.window_block_manager.context import WindowContext, WindowPart
 from trtkv.window_block_manager.reuse_matching import ReuseMatcher
 from trtkv.window_block_manager.sequences import SequenceBlocks
-from trtkv.window_block_manager.settings import WindowSettings
 
 
-class BlockReleaser:
+class BlockReleaser(WindowPart):
     """Releases blocks of one window. C++: the release, pin, truncate and scheduling methods of WindowBlockManager."""
 
     def __init__(
-        self,
-        settings: WindowSettings,
-        matcher: ReuseMatcher,
-        claimer: BlockClaimer,
-        policy: WindowEvictionPolicy,
-        sequences: SequenceBlocks,
+        self, context: WindowContext, matcher: ReuseMatcher, claimer: BlockClaimer, sequences: SequenceBlocks
     ) -> None:
-        self._settings = settings
+        super().__init__(context)
         self._matcher = matcher
         self._claimer = claimer
-        self._policy = policy
         self._sequences = sequences
-        self._scheduling_num_free_blocks = 0
+        self.scheduling_num_free_blocks = 0
+        """Free primary blocks in the simulation."""
         self._scheduling_ref_counts: dict[KVCacheBlock, int] = {}
         self._scheduling_removed: set[RequestId] = set()
 
@@ -62,30 +56,19 @@ class BlockReleaser:
             if block._block_id != PLACEHOLDER_BLOCK_ID:
                 self._sequences.add_pin(block)
 
-    def unpin_blocks_by_id(
-        self, block_ids: Sequence[BlockId], get_block_by_id: Callable[[BlockId], KVCacheBlock]
-    ) -> None:
-        """Drop one pin of each block, or of none if one of them has too few. C++: unpinBlocksById."""
-        blocks = [get_block_by_id(block_id) for block_id in block_ids]
-        self.check_can_unpin(blocks)
-        self.unpin_blocks(blocks)
+    def unpin_blocks_by_id(self, block_ids: Sequence[BlockId]) -> None:
+        """Drop one pin of each block, or of none if one of them has too few. C++: unpinBlocksById.
 
-    def empty_tree(self) -> None:
-        """Take all blocks of this window out of the tree, children before parents."""
-        for block in reversed(self._matcher.list_blocks()):
-            self._claimer.remove_from_tree(block, RemovalReason.DROPPED)
-
-    def check_can_unpin(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Raise if any of the blocks has fewer pins than it is to lose. Changes nothing."""
+        Blocks that nobody else holds go to the back of their queue.
+        """
+        blocks = [self._get_block_by_id(block_id) for block_id in block_ids]
         for block, count in Counter(blocks).items():
             pins = self._sequences.pin_counts.get(block, 0)
             if pins < count:
                 raise InvalidInputError(
-                    f"block {block._block_id} has {pins} pins and is to lose {count}; unpin each id once per pin"
+                    f"cannot remove {count} pins from block {block._block_id}: it has {pins}; "
+                    "unpin each id once per pin"
                 )
-
-    def unpin_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Drop one pin of each; blocks that nobody else holds go to the back of their queue."""
         for block in blocks:
             self._sequences.drop_pin(block)
 
@@ -137,6 +120,17 @@ class BlockReleaser:
                 self._policy.claim_block(block, MIN_RETENTION_PRIORITY)
                 self._policy.release_block(block, to_front=True)
 
+    def reset_reuse_state(self, tree: UnifiedBlockTree) -> None:
+        """Use an empty tree from now on; cached blocks leave the old one and keep their keys and queue places."""
+        self._empty_tree()
+        self._matcher.set_tree(tree)
+        for window in self._sequences.allocated_blocks_per_seq.values():
+            window.num_stored = 0
+
+    def _empty_tree(self) -> None:
+        for block in reversed(self._matcher.list_blocks()):
+            self._claimer.remove_from_tree(block, RemovalReason.DROPPED)
+
     # -- simulation for the scheduler -----------------------------------------------------------------
 
     def start_scheduling(self) -> None:
@@ -144,7 +138,7 @@ class BlockReleaser:
 
         Counts are copied block by block when a removal is simulated, not for every block held.
         """
-        self._scheduling_num_free_blocks = self._policy.get_num_free_blocks(PRIMARY_LEVEL)
+        self.scheduling_num_free_blocks = self._policy.get_num_free_blocks(PRIMARY_LEVEL)
         self._scheduling_ref_counts = {}
         self._scheduling_removed = set()
 
@@ -160,18 +154,13 @@ class BlockReleaser:
             check(count > 0, f"block {block._block_id} has no simulated reference to drop")
             counts[block] = count - 1
             if count == 1:
-                self._scheduling_num_free_blocks += 1
+                self.scheduling_num_free_blocks += 1
 
     def _note_removed(self, request_id: RequestId) -> None:
         if request_id in self._scheduling_removed:
             raise InvalidInputError(f"request {request_id} was already removed in this simulation; start a new one")
         self._scheduling_removed.add(request_id)
 
-    @property
-    def scheduling_num_free_blocks(self) -> int:
-        """Free primary blocks in the simulation."""
-        return self._scheduling_num_free_blocks
-
     def scheduling_has_free_blocks(self, num_required: int) -> bool:
         """Whether that many blocks are free in the simulation."""
-        return self._scheduling_num_free_blocks >= num_required
+        return self.scheduling_num_free_blocks >= num_required

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trtkv.blocks.kv_cache_block import HashMapOrderedBlock, KVCacheBlock
+from trtkv.blocks.kv_cache_block import HashMapOrderedBlock, KVCacheBlock, create_root_block, create_swa_placeholder
 from trtkv.blocks.radix_block_tree import LookupNodePtr, UnifiedBlockTree
 from trtkv.blocks.templated_trie import ChildMap
 from trtkv.common import MAX_INT32
 from trtkv.events.kv_cache_event_manager import describe_stored_block
 from trtkv.events.kv_cache_events import KVCacheStoredData
+from trtkv.keys.key_builder import chop_vector_into_blocks
 from trtkv.keys.key_hash import hash_block_key
-from trtkv.keys.packed_key import PackedKey, num_key_tokens
+from trtkv.keys.packed_key import PackedKey, num_key_tokens, token_bytes
+from trtkv.records.window_size_metadata import PrefixReuseSummary
 from trtkv.window_block_manager.settings import WindowSettings
 
 
@@ -32,25 +34,22 @@ class ReuseMatches:
 
 
 class ReuseMatcher:
-    """Walks the tree for one window. C++: WindowBlockManager::findReusableBlockMatches and its callers."""
+    """Walks the tree for one window. C++: WindowBlockManager::findReusableBlockMatches and its callers.
 
-    skips_missing_states = True
+    A prefix is usable as far as every position has a block: full attention.
+    """
 
-    def __init__(
-        self, settings: WindowSettings, tree: UnifiedBlockTree, root_block: KVCacheBlock, placeholder: KVCacheBlock
-    ) -> None:
+    def __init__(self, settings: WindowSettings, tree: UnifiedBlockTree) -> None:
         self._settings = settings
-        self._placeholder = placeholder
-        self._is_swa = settings.is_swa
-        # Only the last recurrent state of a prefix counts, so a missing one is no hole.
-        self._passes_missing = settings.is_swa or (settings.is_recurrent_state and self.skips_missing_states)
-        self.set_tree(tree, root_block)
+        self._placeholder: KVCacheBlock = create_swa_placeholder()
+        self.set_tree(tree)
 
-    def set_tree(self, tree: UnifiedBlockTree, root_block: KVCacheBlock) -> None:
+    def set_tree(self, tree: UnifiedBlockTree) -> None:
         """Use another tree from now on."""
         self.tree = tree
-        self.root_block = root_block
-        root_block.set_as_root(tree.root)
+        self._block_class = HashMapOrderedBlock if tree.hash_map_order else KVCacheBlock
+        self.root_block = create_root_block(self._settings.channel)
+        self.root_block.set_as_root(tree.root)
 
     def find_reusable_block_matches(
         self,
@@ -59,24 +58,11 @@ class ReuseMatcher:
         copy_on_partial_reuse: bool,
         max_matched_tokens: int = MAX_INT32,
     ) -> ReuseMatches:
-        """Cached blocks for the longest usable prefix of the keys; the walk stops at an empty key.
-
-        Full attention stops at the first node without a block. A sliding window passes such holes, and
-        accepts a prefix only if the last hole lies a whole window before its end. Recurrent states pass them too.
-        """
-        channel = self._settings.channel
-        if channel == 0 and not self._passes_missing and max_matched_tokens == MAX_INT32:
-            return self._find_unbounded(keys, enable_partial_reuse, copy_on_partial_reuse)
-        return self._find(keys, enable_partial_reuse, copy_on_partial_reuse, max_matched_tokens)
-
-    def _find_unbounded(
-        self, keys: Sequence[PackedKey], enable_partial_reuse: bool, copy_on_partial_reuse: bool
-    ) -> ReuseMatches:
-        """The walk of the widest full-attention window: a hot loop, equal to ``_find`` without holes and caps."""
+        """Cached blocks for the longest usable prefix of the keys; the walk stops at an empty key. A hot loop."""
         result = ReuseMatches()
         blocks = result.blocks
         append = blocks.append
-        block_class = HashMapOrderedBlock if self.tree.hash_map_order else KVCacheBlock
+        block_class, channel, width = self._block_class, self._settings.channel, self._settings.tokens_per_block
         node: LookupNodePtr = self.tree.root
         missing: PackedKey | None = None
         for key in keys:
@@ -92,76 +78,28 @@ class ReuseMatcher:
             if child is None:
                 missing = key
                 break
-            block = child if isinstance(child, KVCacheBlock) else child.get_value(0)
+            block = child if child.__class__ is block_class else child.get_value(channel)
             if block is None:
                 break
             append(block)
             node = child
-        tokens = len(blocks) * self._settings.tokens_per_block
-        if blocks:
-            last = num_key_tokens(keys[len(blocks) - 1])
-            tokens += last - self._settings.tokens_per_block
-            if not blocks[-1]._is_full:
+        tokens = 0
+        if blocks:  # all keys but the last are those of whole blocks
+            tokens = (len(blocks) - 1) * width + num_key_tokens(keys[len(blocks) - 1])
+            while tokens > max_matched_tokens:
+                blocks.pop()
+                tokens, missing = len(blocks) * width, None
+            if blocks and not blocks[-1]._is_full:
                 result.is_partial = True
-                result.num_partial_tokens = last
+                result.num_partial_tokens = tokens - (len(blocks) - 1) * width
         if missing is not None and enable_partial_reuse:
             matched, partial = self._find_partial(node, missing, copy_on_partial_reuse)
-            if partial is not None:
+            if partial is not None and tokens + matched <= max_matched_tokens:
                 append(partial)
                 tokens += matched
                 result.is_partial = True
                 result.num_partial_tokens = matched
         result.total_matched_tokens = tokens
-        return result
-
-    def _find(
-        self,
-        keys: Sequence[PackedKey],
-        enable_partial_reuse: bool,
-        copy_on_partial_reuse: bool,
-        max_matched_tokens: int,
-    ) -> ReuseMatches:
-        channel, is_swa, window_size = self._settings.channel, self._is_swa, self._settings.window_size
-        result = ReuseMatches()
-        node: LookupNodePtr = self.tree.root
-        blocks: list[KVCacheBlock] = []
-        tokens = end_of_last_hole = num_safe = 0
-        for key in keys:
-            num_tokens = num_key_tokens(key)
-            if not num_tokens:
-                break
-            child = node.find_matching_node(key)
-            if child is None:
-                if enable_partial_reuse:
-                    matched, partial = self._find_partial(node, key, copy_on_partial_reuse)
-                    if partial is not None and tokens + matched <= max_matched_tokens:
-                        tokens += matched
-                        blocks.append(partial)
-                        if not end_of_last_hole or tokens >= end_of_last_hole + window_size:
-                            num_safe = len(blocks)
-                            result.total_matched_tokens = tokens
-                            result.is_partial = True
-                            result.num_partial_tokens = matched
-                break
-            if tokens + num_tokens > max_matched_tokens:
-                break
-            block = child.get_value(channel)
-            if block is None:
-                if not self._passes_missing:
-                    break
-                block = self._placeholder
-                if is_swa:
-                    end_of_last_hole = tokens + num_tokens
-            tokens += num_tokens
-            blocks.append(block)
-            node = child
-            if not end_of_last_hole or tokens >= end_of_last_hole + window_size:
-                num_safe = len(blocks)
-                result.total_matched_tokens = tokens
-                result.is_partial = block is not self._placeholder and not block._is_full
-                result.num_partial_tokens = num_tokens
-        del blocks[num_safe:]
-        result.blocks = blocks
         return result
 
     def _find_partial(
@@ -198,6 +136,41 @@ class ReuseMatcher:
             return None
         return matches.blocks[-1]
 
+    def analyze_prefix_reuse(self, keys: Sequence[PackedKey]) -> PrefixReuseSummary:
+        """Count cached blocks for keys of full blocks. C++: analyzePrefixReuse."""
+        blocks = self.find_reusable_block_matches(keys, False, False).blocks
+        real = [block for block in blocks if block is not self._placeholder]
+        return PrefixReuseSummary(
+            sum(block._ref_count > 0 for block in real),
+            len(real),
+            keys[len(blocks)] if len(blocks) < len(keys) else None,
+        )
+
+    def find_blocks_in_reuse_tree_by_block_key(self, block_key: PackedKey) -> KVCacheBlock | None:
+        """The block at the end of a long key, cut into blocks; constraints are repeated on each."""
+        if isinstance(block_key, int):  # a digest is that of one block
+            return self.find_blocks_in_reuse_tree_by_block_keys([block_key])
+        tokens_per_block = self._settings.tokens_per_block
+        tokens = token_bytes(block_key)
+        width = 4 * tokens_per_block
+        pieces = chop_vector_into_blocks(tokens, len(tokens), width, True)
+        if not isinstance(block_key, tuple):
+            return self.find_blocks_in_reuse_tree_by_block_keys([bytes(piece) for piece in pieces])
+        _, extra_ids, lora_task_id, cache_salt, extra_keys = block_key
+        extras: Sequence[bytes | None] = [None] * len(pieces)
+        if extra_ids is not None:
+            # Pieces of bytes are bytes, which the type of the function cannot say.
+            extras = chop_vector_into_blocks(extra_ids, len(extra_ids), 2 * width, True)  # type: ignore[assignment]
+        keys: list[PackedKey] = [
+            (bytes(piece), extra, lora_task_id, cache_salt, extra_keys)
+            for piece, extra in zip(pieces, extras, strict=True)
+        ]
+        return self.find_blocks_in_reuse_tree_by_block_keys(keys)
+
+    def find_blocks_in_reuse_tree_by_block_keys(self, block_keys: Sequence[PackedKey]) -> KVCacheBlock | None:
+        """The block at the end of a list of keys, one per block."""
+        return self.search_reuse_tree(self.tree.stored_form(block_keys, self._settings.tokens_per_block))
+
     def list_blocks(self) -> list[KVCacheBlock]:
         """Every block of this window in the tree, each behind its ancestors."""
         blocks = [node.get_value(self._settings.channel) for node in self._walk()]
@@ -223,6 +196,59 @@ class ReuseMatcher:
             yield node
             stack.extend(node.ordered_children())
 
-    def block_in_radix_tree(self, block: KVCacheBlock) -> bool:
-        """Whether the block is in the tree below a block of its window. C++: WindowBlockManager::blockInRadixTree."""
-        return block.has_tokens and block.prev_block is not None
+
+class HolePassingMatcher(ReuseMatcher):
+    """The walk of windows that can do without blocks.
+
+    A sliding window accepts a prefix only if the last hole lies a whole window before its end. Of recurrent states
+    only the last one of a prefix counts, so a missing one is no hole.
+    """
+
+    def find_reusable_block_matches(
+        self,
+        keys: Sequence[PackedKey],
+        enable_partial_reuse: bool,
+        copy_on_partial_reuse: bool,
+        max_matched_tokens: int = MAX_INT32,
+    ) -> ReuseMatches:
+        """Cached blocks for the longest usable prefix of the keys; the walk stops at an empty key."""
+        channel, is_swa, window_size = self._settings.channel, self._settings.is_swa, self._settings.window_size
+        result = ReuseMatches()
+        node: LookupNodePtr = self.tree.root
+        blocks: list[KVCacheBlock] = []
+        tokens = end_of_last_hole = num_safe = 0
+        for key in keys:
+            num_tokens = num_key_tokens(key)
+            if not num_tokens:
+                break
+            child = node.find_matching_node(key)
+            if child is None:
+                if enable_partial_reuse:
+                    matched, partial = self._find_partial(node, key, copy_on_partial_reuse)
+                    if partial is not None and tokens + matched <= max_matched_tokens:
+                        tokens += matched
+                        blocks.append(partial)
+                        if not end_of_last_hole or tokens >= end_of_last_hole + window_size:
+                            num_safe = len(blocks)
+                            result.total_matched_tokens = tokens
+                            result.is_partial = True
+                            result.num_partial_tokens = matched
+                break
+            if tokens + num_tokens > max_matched_tokens:
+                break
+            block = child.get_value(channel)
+            if block is None:
+                block = self._placeholder
+                if is_swa:
+                    end_of_last_hole = tokens + num_tokens
+            tokens += num_tokens
+            blocks.append(block)
+            node = child
+            if not end_of_last_hole or tokens >= end_of_last_hole + window_size:
+                num_safe = len(blocks)
+                result.total_matched_tokens = tokens
+                result.is_partial = block is not self._placeholder and not block._is_full
+                result.num_partial_tokens = num_tokens
+        del blocks[num_safe:]
+        result.blocks = blocks
+        return result

@@ -10,11 +10,10 @@ from trtkv.blocks.generation_request import GenerationRequest, SequenceWindow
 from trtkv.blocks.kv_cache_block import KVCacheBlock, create_swa_placeholder
 from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, RequestId, ceil_div, trunc_mod
 from trtkv.errors import InvalidInputError, OutOfBlocksError, UnknownIdError, check
-from trtkv.eviction.eviction_policy import WindowEvictionPolicy
 from trtkv.keys.packed_key import num_key_tokens
 from trtkv.records.kv_cache_index import NULL_ENTRY, get_slot
 from trtkv.window_block_manager.claiming import BlockClaimer
-from trtkv.window_block_manager.settings import WindowSettings
+from trtkv.window_block_manager.context import WindowContext, WindowPart
 
 
 def add_block_to_beam(block: KVCacheBlock, window: SequenceWindow, beam_idx: int, beam_width: int) -> None:
@@ -64,14 +63,13 @@ def _count_held_alone(blocks: Sequence[KVCacheBlock]) -> int:
     return sum(block._ref_count == 1 and block._block_id != PLACEHOLDER_BLOCK_ID for block in blocks)
 
 
-class SequenceBlocks:
+class SequenceBlocks(WindowPart):
     """Growth and shrinking of sequences in one window. C++: the sequence methods of WindowBlockManager."""
 
-    def __init__(self, settings: WindowSettings, claimer: BlockClaimer, policy: WindowEvictionPolicy) -> None:
-        self._settings = settings
+    def __init__(self, context: WindowContext, claimer: BlockClaimer) -> None:
+        super().__init__(context)
         self._placeholder = create_swa_placeholder()  # stands at positions that left the window
         self._claimer = claimer
-        self._policy = policy
         self.allocated_blocks_per_seq: dict[RequestId, SequenceWindow] = {}
         self.rewind_reserve = 0
         """Tokens by which a sequence may be rewound: a sliding window keeps that many more."""

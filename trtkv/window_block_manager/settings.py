@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trtkv.common import CacheType, KeyForm, WindowSize
+from trtkv.common import CacheType, KeyForm, Priority, WindowSize
 from trtkv.records.linear_attention import LinearAttentionMetadata
 
 
@@ -30,6 +30,8 @@ class WindowSettings:
     key_form: KeyForm
     compatibility: bool
     """Whether recorded faults of the reference are reproduced."""
+    secondary_offload_min_priority: Priority | None = None
+    """Blocks of a lower priority are dropped instead of offloaded; None: the limit of the eviction policy."""
 
     @property
     def num_primary_blocks(self) -> int:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from trtkv.blocks.block_listener import BlockListener, RemovalReason
+from trtkv.blocks.block_listener import RemovalReason
 from trtkv.blocks.generation_request import GenerationRequest, SequenceWindow
 from trtkv.blocks.kv_cache_block import KVCacheBlock
-from trtkv.blocks.radix_block_tree import HashMapOrderedNode, LookupNodePtr
-from trtkv.blocks.templated_trie import ChildMap
+from trtkv.blocks.radix_block_tree import LookupNodePtr
 from trtkv.common import PLACEHOLDER_BLOCK_ID, BlockId, CacheType
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
-from trtkv.eviction.eviction_policy import WindowEvictionPolicy
 from trtkv.keys.key_builder import build_block_keys, build_encoder_keys
-from trtkv.keys.key_hash import HashLink, hash_key_chain, link_hash, resolve_hash
+from trtkv.keys.key_hash import HashLink, link_hash, resolve_hash
 from trtkv.keys.packed_key import PackedKey, num_key_tokens
 from trtkv.records.llm_request import LlmRequest, LlmRequestState
 from trtkv.window_block_manager.claiming import BlockClaimer
+from trtkv.window_block_manager.context import WindowContext, WindowPart
 from trtkv.window_block_manager.recurrent import RecurrentStates
 from trtkv.window_block_manager.reuse_matching import ReuseMatcher
 from trtkv.window_block_manager.sequences import SequenceBlocks
-from trtkv.window_block_manager.settings import WindowSettings
 
 
 def usable_tokens(request: LlmRequest) -> int:
@@ -67,44 +65,22 @@ class StoredBlock(NamedTuple):
     parent_hash: HashLink | int
 
 
-class BlockStorer:
+class BlockStorer(WindowPart):
     """Stores blocks of one window for reuse. C++: storeBlocks and its callers."""
-
-    improves_placeholders = True
-    """Whether a recurrent state takes the place of a placeholder in the tree."""
-    reports_chains = True
-    """Whether a stored chain is one event of its own, so that it can be stored in one go."""
 
     def __init__(
         self,
-        settings: WindowSettings,
+        context: WindowContext,
         matcher: ReuseMatcher,
         claimer: BlockClaimer,
-        policy: WindowEvictionPolicy,
         sequences: SequenceBlocks,
-        event_manager: KVCacheEventManager | None,
-        get_block_by_id: Callable[[BlockId], KVCacheBlock],
-        has_one_channel: bool,
         recurrent: RecurrentStates | None = None,
-        listener: BlockListener | None = None,
     ) -> None:
-        self._settings = settings
+        super().__init__(context)
         self._matcher = matcher
         self._claimer = claimer
-        self._policy = policy
         self._sequences = sequences
-        self._event_manager = event_manager
-        self._get_block_by_id = get_block_by_id
         self._recurrent = recurrent
-        self._improves_placeholders = recurrent is not None and self.improves_placeholders
-        self._is_plain = (
-            (event_manager is None or self.reports_chains)
-            and listener is None
-            and settings.channel == 0
-            and not (settings.is_swa or settings.is_recurrent_state)
-            and has_one_channel
-        )
-        self._hash_map_order = matcher.tree.hash_map_order
 
     def store_blocks(
         self,
@@ -121,11 +97,7 @@ class BlockStorer:
         The hash of a block chains the keys of all nodes above it, whether this window has blocks there or not.
         C++: WindowBlockManager::storeBlocks.
         """
-        count = min(len(keys), len(blocks))
-        if len(keys) > count:
-            keys = keys[:count]
-        if not pin_blocks and self._is_plain and self._store_plain(keys, blocks, window):
-            return []
+        keys = keys[: len(blocks)]
         nodes = self._matcher.tree.insert_nodes(keys)
         prev: KVCacheBlock = self._matcher.root_block
         parent_hash = prev._hash
@@ -133,7 +105,7 @@ class BlockStorer:
         pinned: list[BlockId] = []
         for node, block, key in zip(nodes, blocks, keys, strict=False):
             existing = node.get_value(self._settings.channel)
-            if existing is not None and not (self._improves_placeholders and _is_better(block, existing)):
+            if existing is not None and not (existing.is_placeholder and self._improves(block)):
                 prev = existing
                 parent_hash = prev._hash
             elif block._block_id == PLACEHOLDER_BLOCK_ID:
@@ -152,6 +124,10 @@ class BlockStorer:
         if self._event_manager is not None:
             self._report_stored([entry for entry in stored if not entry.block.is_placeholder], self._event_manager)
         return pinned
+
+    def _improves(self, block: KVCacheBlock) -> bool:
+        """Whether a block takes the place of a placeholder: a recurrent state does."""
+        return not block.is_placeholder
 
     def _hash_past_hole(self, ancestor: KVCacheBlock, key: PackedKey, parent_hash: HashLink | int) -> HashLink | int:
         """The hash that goes on below a position without a block of this window."""
@@ -198,113 +174,6 @@ class BlockStorer:
             parent_hash = None if is_first else resolve_hash(run[0].parent_hash)
             event_manager.enqueue_stored_event([entry.block for entry in run], window_size, parent_hash)
             start = end
-
-    def _store_plain(
-        self, keys: Sequence[PackedKey], blocks: Sequence[KVCacheBlock], window: SequenceWindow | None
-    ) -> bool:
-        """``store_blocks`` without pins and placeholders: the hot loop of a replay.
-
-        Once a node is missing all later ones are new, so they are chained without looking. Leading blocks that
-        the sequence stored before are still where they were if the last of them is and no sequence that shares
-        one of them has stored it elsewhere since. Where hash-map order counts, blocks that would move are left to the
-        plain code, which makes all nodes first, and so are free nodes there and where events are reported: then the
-        answer is False and nothing was changed.
-        """
-        node: LookupNodePtr = self._matcher.tree.root
-        prev = self._matcher.root_block
-        index = 0
-        owns_all = True
-        filled: list[KVCacheBlock] = []  # blocks that became the values of nodes without one
-        if (
-            window is not None
-            and 0 < window.num_stored <= len(keys)
-            and window.num_shared_moves == self._sequences.num_shared_moves
-        ):
-            last = blocks[window.num_stored - 1]
-            last_node = last._lookup_node
-            is_same_key = keys[window.num_stored - 1] is window.last_stored_key
-            if last_node is not None and is_same_key and last_node.key is window.last_node_key:
-                node, prev, index = last_node, last, window.num_stored
-        for key, block in zip(keys[index:], blocks[index:], strict=False):
-            children = node.children
-            if children.__class__ is ChildMap:
-                child = children.get(key)
-            else:
-                child = children if children is not None and children.key == key else None
-            if child is None:
-                break
-            node = child
-            index += 1
-            existing = node if isinstance(node, KVCacheBlock) else node.get_value(0)
-            if existing is None:
-                if self._hash_map_order or self._event_manager is not None:
-                    return False
-                self._attach(block, node, key, prev)
-                filled.append(block)
-                existing = block
-            elif existing is not block:
-                owns_all = False
-            prev = existing
-        if filled and self._policy.follows_tree:
-            self._policy.stored(filled)
-        new_blocks, above = blocks[index : len(keys)], prev
-        if self._hash_map_order and any(block._lookup_node is not None for block in new_blocks):
-            return False
-        for key, block in zip(keys[index:], new_blocks, strict=True):
-            if block._lookup_node is not None:
-                self._sequences.num_shared_moves += block._ref_count > 1
-                self._claimer.remove_from_tree(block, RemovalReason.MOVED)
-            self._set_key_and_hash(block, key, prev)
-            block.become_node()
-            if node.children is None and node.__class__ is not HashMapOrderedNode:
-                block.parent = node
-                node.children = block
-            else:
-                node.link_node(block)
-            node = prev = block
-        if self._policy.follows_tree:
-            self._policy.stored(new_blocks)
-        if self._event_manager is not None and new_blocks:
-            self._report_chain(new_blocks, keys[index:], above, self._event_manager)
-        if window is not None and owns_all and keys:
-            num_full = len(keys) - (num_key_tokens(keys[-1]) != self._settings.tokens_per_block)
-            window.num_stored = num_full
-            window.num_shared_moves = self._sequences.num_shared_moves
-            if num_full:
-                window.last_stored_key = keys[num_full - 1]
-                # Stored just now, so it is in the tree.
-                window.last_node_key = blocks[num_full - 1]._lookup_node.key  # type: ignore[union-attr]
-        return True
-
-    def _report_chain(
-        self,
-        blocks: Sequence[KVCacheBlock],
-        keys: Sequence[PackedKey],
-        above: KVCacheBlock,
-        event_manager: KVCacheEventManager,
-    ) -> None:
-        """Hash and report blocks that hang below one another, the first below ``above``."""
-        parent_hash = above.hash
-        for block, value in zip(blocks, hash_key_chain(keys, parent_hash), strict=True):
-            block._hash = value
-        is_first = above is self._matcher.root_block
-        event_manager.enqueue_stored_event(blocks, self._settings.window_size, None if is_first else parent_hash)
-
-    def _attach(self, block: KVCacheBlock, node: LookupNodePtr, key: PackedKey, prev: KVCacheBlock) -> None:
-        """Make a block the value of a free node; what admission has already set stays."""
-        self._sequences.num_shared_moves += block._ref_count > 1 and block._lookup_node is not None
-        block.attach_to_lookup_node(node)
-        self._set_key_and_hash(block, key, prev)
-
-    def _set_key_and_hash(self, block: KVCacheBlock, key: PackedKey, prev: KVCacheBlock) -> None:
-        if block.key is not key:
-            block.key = key
-            block._is_full = num_key_tokens(key) == self._settings.tokens_per_block
-        block._prev_block_in_seq = prev
-        link = block._hash
-        parent = prev._hash
-        if isinstance(link, int) or link[0] is not key or link[1] is not parent:
-            block._hash = link_hash(key, parent)
 
     def _nearest_ancestor(self, node: LookupNodePtr) -> KVCacheBlock:
         ancestor = node.parent
@@ -416,8 +285,3 @@ class BlockStorer:
         window = self._sequences.get_window(sequence.request_id)
         blocks = self._blocks_of_beam_0(sequence, request, window)
         return self.store_blocks(keys, blocks, pin_blocks, window)
-
-
-def _is_better(block: KVCacheBlock, existing: KVCacheBlock) -> bool:
-    """Whether a block has memory and the one that stands at its node has none."""
-    return existing.is_placeholder and not block.is_placeholder

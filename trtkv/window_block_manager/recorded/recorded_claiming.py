@@ -15,7 +15,7 @@ class RecordedBlockClaimer(BlockClaimer):
 
     def is_announced(self, block: KVCacheBlock) -> bool:
         """Only below a block of its window: listeners never hear of the end of others. C++: blockInRadixTree."""
-        return self._matcher.block_in_radix_tree(block)
+        return block.has_tokens and block.prev_block is not None
 
     def _reports_onboarding(self, block: KVCacheBlock) -> bool:
         return True

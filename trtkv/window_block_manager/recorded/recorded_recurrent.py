@@ -33,7 +33,3 @@ class RecordedRecurrentStates(RecurrentStates):
         if not 0 < position <= prompt_len or position % tokens_per_block:
             return False
         return self._copy_to_next_block(sequence, window, position // tokens_per_block - 1)
-
-    def storable_blocks(self, sequence: GenerationRequest, request: LlmRequest) -> list[KVCacheBlock]:
-        """Every block of beam 0."""
-        return sequence.get_window(self._settings.window_size).held[:: sequence.beam_width]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from trtkv.blocks.block_listener import RemovalReason
 from trtkv.blocks.kv_cache_block import KVCacheBlock
@@ -16,16 +16,13 @@ from trtkv.window_block_manager.releasing import BlockReleaser
 class RecordedBlockReleaser(BlockReleaser):
     """Lets go of blocks as recorded."""
 
-    def unpin_blocks_by_id(
-        self, block_ids: Sequence[BlockId], get_block_by_id: Callable[[BlockId], KVCacheBlock]
-    ) -> None:
+    def unpin_blocks_by_id(self, block_ids: Sequence[BlockId]) -> None:
         """One after the other; those before a bad id stay unpinned."""
-        num_blocks = self._settings.num_primary_blocks + self._settings.num_secondary_blocks
         for block_id in block_ids:
-            check(0 <= block_id < num_blocks, f"block id {block_id} is out of range")
-            self.unpin_blocks([get_block_by_id(block_id)])
+            check(0 <= block_id < self._settings.max_num_blocks, f"block id {block_id} is out of range")
+            self._sequences.drop_pin(self._get_block_by_id(block_id))
 
-    def empty_tree(self) -> None:
+    def _empty_tree(self) -> None:
         """Cached blocks stay attached to the old tree, and are reported as removed when they are recycled."""
 
     def _truncate(self, keys: Sequence[PackedKey], num_tokens_to_keep: int) -> None:

@@ -19,8 +19,9 @@ from trtkv.window_block_manager.storing import BlockStorer, StoredBlock, num_usa
 class RecordedBlockStorer(BlockStorer):
     """Stores blocks as recorded."""
 
-    improves_placeholders = False
-    reports_chains = False
+    def _improves(self, block: KVCacheBlock) -> bool:
+        """A placeholder keeps its place in the tree."""
+        return False
 
     def _hash_past_hole(self, ancestor: KVCacheBlock, key: PackedKey, parent_hash: HashLink | int) -> HashLink | int:
         """That of the nearest block above, so that equal hashes can stand for different prefixes."""

@@ -1,0 +1,20 @@
+"""RecordedClaimPlanner: encoder tokens keyed like those of a prompt, states taken as they are found."""
+
+from __future__ import annotations
+
+from array import array
+
+from trtkv.keys.key_builder import build_block_keys_of
+from trtkv.keys.packed_key import PackedKey
+from trtkv.records.llm_request import LlmRequest
+from trtkv.window_block_manager.planning import ClaimPlanner
+
+
+class RecordedClaimPlanner(ClaimPlanner):
+    """Plans admission as recorded."""
+
+    ends_at_last_state = False
+
+    def _encoder_keys(self, request: LlmRequest, tokens: array[int], num_tokens: int) -> list[PackedKey]:
+        """Encoder tokens are keyed like those of a prompt."""
+        return build_block_keys_of(request, tokens, self._settings.tokens_per_block, num_tokens, True)
