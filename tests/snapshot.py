@@ -86,7 +86,7 @@ def describe_window(window: WindowBlockManager) -> Snapshot:
             for request_id, record in records.items()
         },
         "counters": window.counters.snapshot(),
-        "simulated": window.scheduling_num_free_blocks,
+        "simulated": window.releaser.scheduling_num_free_blocks,
     }
 
 

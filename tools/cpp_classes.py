@@ -98,7 +98,7 @@ BLOCK_MANAGER: Final = CppClass(
     name="BlockManager",
     header="kvCacheManager.h",
     python="trtkv.manager.block_manager:BlockManager",
-    also=f"trtkv.manager.kv_cache_manager:KVCacheManager {_PARTS}manager:WindowBlockManager",
+    also=f"trtkv.manager.kv_cache_manager:KVCacheManager {_PARTS}*",
     methods="""
         isEnableIndexerKCache() getIndexerKCacheQuantBlockSize() getIndexerKCacheIndexHeadDim()
         getIndexerKCacheUseFp4() isEnablePartialReuse() calculateWindowSizeToShare(..) allocatePools(..)
@@ -121,10 +121,7 @@ BLOCK_MANAGER: Final = CppClass(
         updateCacheBlockOffsetsAtIdx(..) adjustBlocksIfNeeded(..) truncateBlocks(..) resetReuseState()
     """,
     renamed={
-        "getLinearAttentionMetadata()": (_SETTINGS + "LayerSettings.linear_attention_metadata", "a setting"),
         "updateCacheBlockOffsetsAtIdx(..)": (_PARTS + "sequences:write_slot_at", "asked at the window"),
-        "allocateBlock(..)": (_PARTS + "sequences:SequenceBlocks.allocate_block", "asked at the window"),
-        "storeBlocks(..)": (_PARTS + "storing:BlockStorer.store_blocks", "asked at the window"),
         "setOffsets(..)": (
             _PARTS + "sequences:write_slots",
             "keeps slots; offsets of pools are computed when a table is written",
@@ -220,7 +217,7 @@ WINDOW_BLOCK_MANAGER: Final = CppClass(
         "createBlockScalePools(..)": (_PARTS + "pools:WindowPools", "the constructor makes all pools"),
         "updateLastCacheBlockOffsets(..)": (_PARTS + "sequences:write_slot_at", "for any position"),
         "tryAllocatePlaceholderForLinearAttention(..)": (
-            _PARTS + "recurrent:RecurrentStates.allocate_block",
+            _PARTS + "recurrent:RecurrentSequenceBlocks._add_position",
             "decides between a placeholder and a block",
         ),
         "claimMatchingBlocks(..)": (_PARTS + "planning:ClaimPlanner.plan", "plans before anything is changed"),
@@ -229,6 +226,12 @@ WINDOW_BLOCK_MANAGER: Final = CppClass(
             _PARTS + "loading:BlockLoader.add_sequence_batch",
             "carries out what was planned, claims first",
         ),
+        "hasFreeBlocks(..)": ("num_free_blocks", "callers compare"),
+        "syncTransferManagerWithBufferManager()": (
+            "trtkv.transfers.kv_cache_transfer_manager:KVCacheTransferManager.sync_with_buffer_manager",
+            "asked at the transfer manager",
+        ),
+        "verifyQueueIntegrity()": (_POLICY + "verify_queue_integrity", "asked at the free queues"),
         "blockInRadixTree(..)": (
             _PARTS + "recorded.recorded_claiming:RecordedBlockClaimer.is_announced",
             "as recorded; by default a block in the tree counts, whatever is above it",

@@ -102,7 +102,7 @@ def owners(target: str) -> tuple[tuple[str, Any], ...]:
         for candidate in candidates:
             if candidate is not None:
                 found[id(candidate)] = (label_of(candidate), candidate)
-    return tuple(found.values())
+    return tuple(sorted(found.values(), key=lambda entry: len(getattr(entry[1], "__mro__", ()))))  # bases first
 
 
 def label_of(owner: Any) -> str:

@@ -225,7 +225,7 @@ def hold_block_too_few(world: World) -> None:
 
 
 def offload_held_block(world: World) -> None:
-    world.manager.block_manager.get_window_block_manager(64).offload_block(world.held)
+    world.manager.block_manager.get_window_block_manager(64).claimer.offload_block(world.held)
 
 
 def count_more_new_than_all(world: World) -> None:

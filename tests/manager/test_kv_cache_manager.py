@@ -234,7 +234,7 @@ def test_a_replaced_block_is_stored_anew() -> None:
     request = finish_prompt(add(manager, make_request(1, 13)))
     manager.store_context_blocks(request)
     decode(manager, request, [5])
-    manager.block_manager.get_window_block_manager(64).replace_shared_block(manager.get_sequence(1), 0)
+    manager.block_manager.get_window_block_manager(64).replacer.replace_shared_block(manager.get_sequence(1), 0)
     write_slot_at(manager.get_sequence(1).get_window(64), manager.get_sequence(1).beam_width, 0)
     add(manager, make_request(99, [77] * 16))
     manager.remove_sequence(99)  # which evicted the replaced block

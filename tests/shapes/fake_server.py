@@ -193,7 +193,7 @@ class FakeServer:
         for request in list(self.running.values()):
             self.remove(request)
         for blocks in self.manager.block_manager.window_block_managers.values():
-            assert blocks.num_free_blocks == blocks.num_primary_blocks
+            assert blocks.num_free_blocks == blocks.settings.num_primary_blocks
 
     def act(self, request: LlmRequest, longest_sequence: int, max_drafts: int) -> None:
         if request.context_remaining_length:
@@ -220,6 +220,6 @@ def check_free_counts(manager: KVCacheManager) -> None:
             assert block.ref_count == holders.get(block, 0), f"window {window}, block {block.block_id}"
         held = [block for block in holders if not block.is_placeholder]
         assert all(block.is_primary for block in held)
-        assert blocks.num_free_blocks == blocks.num_primary_blocks - len(held)
-        assert blocks.num_free_secondary_blocks == blocks.num_secondary_blocks
+        assert blocks.num_free_blocks == blocks.settings.num_primary_blocks - len(held)
+        assert blocks.num_free_secondary_blocks == blocks.settings.num_secondary_blocks
         assert manager.verify_queue_integrity(window)

@@ -229,7 +229,7 @@ def test_beams_cannot_be_rewound_or_hashed():
 def test_beams_get_blocks_of_their_own_for_a_shared_one():
     manager = make_kv_cache_manager(16)
     add(manager, make_request(0, 8, beam_width=2))
-    manager.block_manager.get_window_block_manager(FULL).replace_shared_block(manager.sequences[0], 1)
+    manager.block_manager.get_window_block_manager(FULL).replacer.replace_shared_block(manager.sequences[0], 1)
     (first, second) = block_ids(manager)
     assert first[0] == second[0] == 0
     assert first[1] != second[1]

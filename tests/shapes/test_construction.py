@@ -238,11 +238,11 @@ def test_states_come_first_and_layer_by_layer():
 def test_placeholders_are_as_many_as_full_attention_has_blocks():
     manager = KVCacheManager.from_arguments(**HYBRID)
     windows = manager.block_manager.window_block_managers
-    assert windows[RECURRENT_STATES].num_placeholder_blocks == 8
-    assert windows[64].num_placeholder_blocks == 0
+    assert windows[RECURRENT_STATES].settings.num_placeholder_blocks == 8
+    assert windows[64].settings.num_placeholder_blocks == 0
     own = HYBRID | {"linear_attention_metadata": LinearAttentionMetadata(num_placeholder_blocks=3)}
     windows = KVCacheManager.from_arguments(**own).block_manager.window_block_managers
-    assert windows[RECURRENT_STATES].num_placeholder_blocks == 3
+    assert windows[RECURRENT_STATES].settings.num_placeholder_blocks == 3
 
 
 def test_tables_are_as_wide_as_the_longest_sequence():

@@ -385,7 +385,9 @@ class CheckedProgram:
         manager = self.manager.block_manager.window_block_managers[window]
         blocks = [b for b in manager.block_objects() if b.is_primary and not (b.has_refs or b.is_placeholder)]
         if blocks and manager.num_free_secondary_blocks:
-            self.manager.block_manager.get_window_block_manager(window).offload_block(self.random.choice(blocks))
+            self.manager.block_manager.get_window_block_manager(window).claimer.offload_block(
+                self.random.choice(blocks)
+            )
 
     def truncate(self) -> None:
         request = self.pick()

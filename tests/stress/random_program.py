@@ -277,7 +277,7 @@ class RandomProgram:
         if self.memory is not None and block.has_refs:
             return  # a held block belongs on the primary level; whoever moves it has to write its table anew
         if self.shape.blocks_per_window[window][1]:
-            block_manager.get_window_block_manager(window).offload_block(block)
+            block_manager.get_window_block_manager(window).claimer.offload_block(block)
 
     def reset(self) -> None:
         self.manager.reset_reuse_state()

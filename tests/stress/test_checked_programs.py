@@ -53,8 +53,8 @@ def test_programs_reach_what_they_are_meant_to_test() -> None:
         reached.update(copy.kind for copy in program.memory.copies)
         for manager in program.manager.block_manager.window_block_managers.values():
             reached["partial hits"] += manager.counters.partial_reused
-            reached["recurrent hits"] += manager.is_recurrent_state and manager.counters.full_reused
-            reached["hits in sliding windows"] += manager.is_swa and manager.counters.reused
+            reached["recurrent hits"] += manager.settings.is_recurrent_state and manager.counters.full_reused
+            reached["hits in sliding windows"] += manager.settings.is_swa and manager.counters.reused
     expected = {
         "hits": 150,
         "partial hits": 50,

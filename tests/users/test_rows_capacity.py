@@ -61,7 +61,7 @@ def test_row_2_evicting_a_block_whose_descendants_are_on_the_host() -> None:
     window = manager.block_manager.window_block_managers[WINDOW]
     first, *below = window.matcher.list_blocks()
     for block in below:
-        manager.block_manager.get_window_block_manager(WINDOW).offload_block(block)
+        manager.block_manager.get_window_block_manager(WINDOW).claimer.offload_block(block)
     assert [block.is_primary for block in below] == [False, False]
     manager.flush_iteration_events()
     manager.get_latest_events(0)

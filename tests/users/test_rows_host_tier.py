@@ -66,7 +66,7 @@ def test_row_36_a_host_full_of_held_blocks_means_dropping() -> None:
     admit(manager, holder)
     compute(manager, holder, memory)
     block = manager.block_manager.get_block_by_id(manager.get_cache_block_ids(1, WINDOW)[0][0], WINDOW)
-    manager.block_manager.get_window_block_manager(WINDOW).offload_block(block)
+    manager.block_manager.get_window_block_manager(WINDOW).claimer.offload_block(block)
     assert manager.get_kv_cache_stats().secondary_free_num_blocks == 0
     for index in range(2, 8):
         serve(manager, index, range(20 * index, 20 * index + 20), memory)

@@ -133,11 +133,11 @@ def test_free_block_offloaded_by_hand_moves_to_the_queue_of_the_host() -> None:
     serve(manager, make_request(1, [1] * 8, kv_cache_retention_config=with_priority(60)))
     window = window_of(manager)
     (block, *_) = [b for b in window.block_objects() if b.lookup_node is not None]
-    manager.block_manager.get_window_block_manager(64).offload_block(block)
+    manager.block_manager.get_window_block_manager(64).claimer.offload_block(block)
     assert (engine.copies[-1].kind, block.is_primary, block.priority) == (OFFLOAD, False, 60)
     assert (window.num_free_blocks, window.num_free_secondary_blocks) == (4, 2)
     check_invariants(manager)
-    manager.block_manager.get_window_block_manager(64).offload_block(block)  # it is there already
+    manager.block_manager.get_window_block_manager(64).claimer.offload_block(block)  # it is there already
     assert len(engine.copies) == 1
 
 
@@ -146,10 +146,10 @@ def test_host_block_that_makes_room_for_one_offloaded_by_hand_is_not_found_any_m
     window = window_of(manager)
     serve(manager, make_request(1, [1] * 5))
     block = next(b for b in window.block_objects() if b.lookup_node is not None)
-    manager.block_manager.get_window_block_manager(64).offload_block(block)
+    manager.block_manager.get_window_block_manager(64).claimer.offload_block(block)
     serve(manager, make_request(2, [2] * 5))
     other = next(b for b in window.block_objects() if b.lookup_node is not None and b.is_primary)
-    manager.block_manager.get_window_block_manager(64).offload_block(other)
+    manager.block_manager.get_window_block_manager(64).claimer.offload_block(other)
     assert manager.probe_prefix_match_length(make_request(9, [1] * 6)) == 0
     assert manager.probe_prefix_match_length(make_request(9, [2] * 6)) == 4
     check_invariants(manager)
@@ -160,7 +160,7 @@ def test_offloading_by_hand_needs_room_on_the_host() -> None:
     prefill(manager, make_request(1, 8))
     block = manager.block_manager.get_block_by_id(0, 64)
     with pytest.raises(OutOfBlocksError):
-        manager.block_manager.get_window_block_manager(64).offload_block(block)
+        manager.block_manager.get_window_block_manager(64).claimer.offload_block(block)
     check_invariants(manager)
 
 

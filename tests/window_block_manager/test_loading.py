@@ -177,7 +177,7 @@ def test_copy_of_a_host_block_is_an_onboarding_and_leaves_the_source() -> None:
     manager = make_kv_cache_manager(4, 4, copy_engine=engine)
     serve(manager, make_request(1, 13))
     source = find_block(manager, [1, 2, 3, 4])
-    manager.block_manager.get_window_block_manager(64).offload_block(source)
+    manager.block_manager.get_window_block_manager(64).claimer.offload_block(source)
     engine.copies.clear()
     request = add(manager, make_request(2, [1, 2, 99]))
     (copy,) = [c for c in engine.copies if c.kind == ONBOARD]

@@ -69,23 +69,22 @@ def test_placeholders_of_a_recurrent_window_have_ids_below_minus_one() -> None:
     assert [window.get_block_by_id(i).is_placeholder for i in (-2, -3, -4)] == [True] * 3
     with pytest.raises(UnknownIdError):
         window.get_block_by_id(-5)
-    assert window.num_placeholder_blocks == 3
+    assert window.settings.num_placeholder_blocks == 3
 
 
 def test_counts_are_those_of_the_levels() -> None:
     manager = make_kv_cache_manager(8, 4)
     window = window_of(manager)
     add(manager, make_request(1, 9))
-    assert (window.num_primary_blocks, window.num_secondary_blocks, window.max_num_blocks) == (8, 4, 12)
+    settings = window.settings
+    assert (settings.num_primary_blocks, settings.num_secondary_blocks, settings.max_num_blocks) == (8, 4, 12)
     assert (window.num_free_blocks, window.num_free_secondary_blocks, window.num_allocated_blocks) == (5, 4, 7)
-    assert window.has_free_blocks(5)
-    assert not window.has_free_blocks(6)
-    assert (window.window_size, window.is_swa, window.is_recurrent_state) == (64, False, False)
+    assert (settings.window_size, settings.is_swa, settings.is_recurrent_state) == (64, False, False)
 
 
 def test_window_as_wide_as_the_longest_sequence_does_not_slide() -> None:
     manager = make_kv_cache_manager(windows={64: (8, 0), 63: (8, 0), 100: (8, 0)})
-    assert {size: window_of(manager, size).is_swa for size in (63, 64, 100)} == {63: True, 64: False, 100: False}
+    assert [window_of(manager, size).settings.is_swa for size in (63, 64, 100)] == [True, False, False]
 
 
 # -- long keys --------------------------------------------------------------------------------------
@@ -97,7 +96,7 @@ def test_long_key_is_cut_into_blocks() -> None:
     window = window_of(manager)
 
     def find(*tokens: int) -> int | None:
-        block = window.find_blocks_in_reuse_tree_by_block_key(BlockKey(tokens).packed)
+        block = window.matcher.find_blocks_in_reuse_tree_by_block_key(BlockKey(tokens).packed)
         return None if block is None else block.block_id
 
     assert [find(*range(1, n + 1)) for n in (0, 4, 8, 10, 12, 13)] == [-1, 0, 1, 2, 2, None]
@@ -111,11 +110,12 @@ def test_long_key_repeats_its_constraints_on_every_block() -> None:
     window = window_of(manager)
     for length, expected in ((8, 1), (9, 2), (12, 2)):
         key = BlockKey(tuple(range(1, length + 1)), tuple(range(length)), 3, "s").packed
-        block = window.find_blocks_in_reuse_tree_by_block_key(key)
+        block = window.matcher.find_blocks_in_reuse_tree_by_block_key(key)
         assert block is not None
         assert block.block_id == expected
-    assert window.find_blocks_in_reuse_tree_by_block_key(BlockKey(tuple(range(1, 9)), None, 3, "s").packed) is None
-    root = window.find_blocks_in_reuse_tree_by_block_key(BlockKey((), (), 3, "s").packed)
+    find = window.matcher.find_blocks_in_reuse_tree_by_block_key
+    assert find(BlockKey(tuple(range(1, 9)), None, 3, "s").packed) is None
+    root = find(BlockKey((), (), 3, "s").packed)
     assert root is window.matcher.root_block
 
 

@@ -308,7 +308,7 @@ def test_shared_block_is_replaced_by_one_per_beam() -> None:
     add(manager, make_request(2, 9))
     sequence = manager.get_sequence(2)
     old = manager.block_manager.get_block_by_id(1, 64)
-    manager.block_manager.get_window_block_manager(64).replace_shared_block(sequence, 1)
+    manager.block_manager.get_window_block_manager(64).replacer.replace_shared_block(sequence, 1)
     write_slot_at(sequence.get_window(64), sequence.beam_width, 1)
     new = record_of(manager, 2).held[1]
     assert new is not old
@@ -321,7 +321,7 @@ def test_shared_block_is_replaced_by_one_per_beam() -> None:
 def test_block_of_ones_own_is_not_replaced() -> None:
     manager = make_kv_cache_manager()
     add(manager, make_request(1, 9))
-    manager.block_manager.get_window_block_manager(64).replace_shared_block(manager.get_sequence(1), 1)
+    manager.block_manager.get_window_block_manager(64).replacer.replace_shared_block(manager.get_sequence(1), 1)
     assert block_ids(manager, 1) == [0, 1, 2]
 
 
@@ -329,7 +329,7 @@ def test_replacing_needs_room_for_every_beam() -> None:
     manager = make_kv_cache_manager(4)
     add(manager, make_request(1, 12, beam_width=3))
     with pytest.raises(OutOfBlocksError, match="3 blocks are needed to replace block 1"):
-        manager.block_manager.get_window_block_manager(64).replace_shared_block(manager.get_sequence(1), 1)
+        manager.block_manager.get_window_block_manager(64).replacer.replace_shared_block(manager.get_sequence(1), 1)
     check_invariants(manager)
 
 
@@ -337,7 +337,7 @@ def test_blocks_that_replacing_frees_count_as_room() -> None:
     manager = make_kv_cache_manager(3)
     add(manager, make_request(1, 8, beam_width=2))
     sequence = manager.get_sequence(1)
-    manager.block_manager.get_window_block_manager(64).replace_shared_block(sequence, 1)
+    manager.block_manager.get_window_block_manager(64).replacer.replace_shared_block(sequence, 1)
     write_slot_at(sequence.get_window(64), sequence.beam_width, 1)
     assert [len(set(ids)) for ids in zip(*manager.get_cache_block_ids(1, 64), strict=True)] == [1, 2]
     check_invariants(manager)
@@ -349,7 +349,9 @@ def test_only_held_positions_can_be_replaced(position: int) -> None:
     request = finish_prompt(add(manager, make_request(1, 9)))
     decode(manager, request, [1] * 4)
     with pytest.raises(UnknownIdError, match="holds positions 1 to 3"):
-        manager.block_manager.get_window_block_manager(8).replace_shared_block(manager.get_sequence(1), position)
+        manager.block_manager.get_window_block_manager(8).replacer.replace_shared_block(
+            manager.get_sequence(1), position
+        )
 
 
 def test_blocks_of_an_unknown_sequence_are_an_error() -> None:

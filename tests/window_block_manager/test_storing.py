@@ -279,7 +279,7 @@ def test_pin_takes_the_block_that_occupies_the_slot_even_from_the_host() -> None
     occupant = next(b for b in manager.block_manager.window_block_managers[64].block_objects() if b.lookup_node)
     second = add(manager, make_request(2, 5))
     manager.remove_sequence(2)
-    manager.block_manager.get_window_block_manager(64).offload_block(occupant)
+    manager.block_manager.get_window_block_manager(64).claimer.offload_block(occupant)
     del second
     third = make_request(3, 5)
     manager.block_manager.lookup_tree.root.find_matching_node(occupant.block_key)
@@ -509,9 +509,9 @@ def test_block_overwritten_by_an_offload_leaves_the_tree() -> None:
     serve(manager, make_request(1, 5))
     serve(manager, make_request(2, range(50, 55)))
     first, second = manager.block_manager.window_block_managers[64].matcher.list_blocks()
-    manager.block_manager.get_window_block_manager(64).offload_block(first)
+    manager.block_manager.get_window_block_manager(64).claimer.offload_block(first)
     assert len(trees(manager)) == 2
-    manager.block_manager.get_window_block_manager(64).offload_block(second)  # into the only place there is
+    manager.block_manager.get_window_block_manager(64).claimer.offload_block(second)  # into the only place there is
     assert first.is_detached
     assert not second.is_primary
     assert len(trees(manager)) == 1

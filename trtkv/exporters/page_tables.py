@@ -184,7 +184,7 @@ def _read_rows(
     window_size: WindowSize,
     kv_lens: Sequence[int] | None,
 ) -> list[_Row]:
-    if manager.block_manager.get_window_block_manager(window_size).is_recurrent_state:
+    if manager.block_manager.get_window_block_manager(window_size).settings.is_recurrent_state:
         raise InvalidInputError(f"window {window_size} holds recurrent states, which have no pages")
     if kv_lens is None:
         kv_lens = [manager.get_token_count(request_id) for request_id in request_ids]

@@ -78,7 +78,9 @@ def _draw_tree(root: LookupNodePtr, windows: Iterable[WindowBlockManager]) -> li
     for text, node in entries:
         marks = (_draw_block(node.get_value(manager.settings.channel)) for manager in managers)
         if len(managers) > 1:
-            marks = (f"{name_window(m.window_size)}: {mark:4}" for m, mark in zip(managers, marks, strict=True))
+            marks = (
+                f"{name_window(m.settings.window_size)}: {mark:4}" for m, mark in zip(managers, marks, strict=True)
+            )
         lines.append(f"  {text:{width}}  {' '.join(marks)}".rstrip())
     return lines
 

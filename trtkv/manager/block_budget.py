@@ -191,10 +191,8 @@ class BlockBudget:
         self, sequence: GenerationRequest, llm_request: LlmRequest, linear: LinearAttentionMetadata
     ) -> int:
         """States that a running sequence still takes."""
-        recurrent = self._block_manager.get_window_block_manager(RECURRENT_STATES).recurrent
-        if recurrent is None:
-            return 0
-        return recurrent.num_blocks_to_come(sequence, llm_request.prompt_len, self._enable_block_reuse)
+        sequences = self._block_manager.get_window_block_manager(RECURRENT_STATES).sequences
+        return sequences.num_blocks_to_come(sequence, llm_request.prompt_len, self._enable_block_reuse)
 
     def _remaining_attention(
         self, llm_request: LlmRequest, window_size: WindowSize, cached_summary: PrefixReuseSummary | None

@@ -125,9 +125,9 @@ class BlockManager:
                 num_pools,
                 max_token_num,
                 ceil_div(max_token_num, self.settings.tokens_per_block),
-                manager.max_num_blocks,
+                manager.settings.max_num_blocks,
                 window_size,
-                manager.is_swa,
+                manager.settings.is_swa,
             )
             offset += num_pools
         return result
@@ -202,7 +202,7 @@ class BlockManager:
         """Head size (0 for recurrent states) and element type of every window, ascending."""
         return [
             PoolConfiguration(
-                window, 0 if manager.is_recurrent_state else manager.pools.size_per_head, manager.pools.dtype
+                window, 0 if manager.settings.is_recurrent_state else manager.pools.size_per_head, manager.pools.dtype
             )
             for window, manager in self.window_block_managers.items()
         ]
@@ -219,4 +219,4 @@ class BlockManager:
         """Forget everything cached: an empty tree for all windows."""
         self.lookup_tree = UnifiedBlockTree(self.settings.hash_map_order, self.settings.reuse.key_form)
         for manager in self.window_block_managers.values():
-            manager.reset_reuse_state(self.lookup_tree)
+            manager.releaser.reset_reuse_state(self.lookup_tree)

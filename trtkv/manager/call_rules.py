@@ -69,7 +69,7 @@ class CallRules:
 
     def count_blocks(self, manager: WindowBlockManager) -> int:
         """Blocks that totals of a window count: those of the primary level."""
-        return manager.num_primary_blocks
+        return manager.settings.num_primary_blocks
 
     def get_latest_events(
         self, event_manager: KVCacheEventManager | None, timeout_ms: float | None

@@ -238,7 +238,7 @@ class KVCacheManager:
     @property
     def max_num_blocks(self) -> int:
         """Primary and secondary blocks of all windows."""
-        return sum(manager.max_num_blocks for manager in self._windows)
+        return sum(manager.settings.max_num_blocks for manager in self._windows)
 
     @property
     def used_num_blocks(self) -> int:
@@ -372,7 +372,7 @@ class KVCacheManager:
     @property
     def num_free_blocks_per_window_size(self) -> dict[WindowSize, int]:
         """Free primary blocks by window."""
-        return {manager.window_size: manager.num_free_blocks for manager in self._windows}
+        return {manager.settings.window_size: manager.num_free_blocks for manager in self._windows}
 
     @property
     def num_extra_kv_tokens(self) -> int:
@@ -490,7 +490,7 @@ class KVCacheManager:
             sequence = self._sequences.get(llm_request.request_id)
             if sequence is not None and self._enable_block_reuse and not llm_request.is_dummy_request:
                 for manager in reversed(self._windows):
-                    manager.store_context_blocks(sequence, llm_request)
+                    manager.storer.store_context_blocks(sequence, llm_request)
 
     def store_new_block(self, llm_request: LlmRequest) -> None:
         """Store the newest block if the newest token has just opened the next one. C++: storeNewBlock."""
@@ -498,7 +498,7 @@ class KVCacheManager:
             sequence = self.get_sequence(llm_request.request_id)
             if sequence.beam_width == 1 and self._enable_block_reuse:
                 for manager in self._windows:
-                    manager.store_new_block(sequence, llm_request)
+                    manager.storer.store_new_block(sequence, llm_request)
 
     def store_blocks_for_reuse(
         self, request_id: RequestId, llm_request: LlmRequest, pin_blocks: bool = False
@@ -509,7 +509,7 @@ class KVCacheManager:
             self._rules.check_request(request_id, llm_request)
             pinned: list[BlockId] = []
             for manager in self._windows:
-                pinned = manager.store_blocks_for_reuse(sequence, llm_request, pin_blocks)
+                pinned = manager.storer.store_blocks_for_reuse(sequence, llm_request, pin_blocks)
             return pinned
 
     def pin_blocks(self, request_id: RequestId) -> None:
@@ -517,7 +517,7 @@ class KVCacheManager:
         with self._lock:
             self.get_sequence(request_id)
             for manager in self._windows:
-                manager.pin_blocks(request_id)
+                manager.releaser.pin_blocks(request_id)
 
     def unpin_blocks_by_id(self, block_ids: Sequence[BlockId]) -> None:
         """Drop one reference of each block; one window only. C++: unpinBlocksById."""
@@ -528,7 +528,7 @@ class KVCacheManager:
             )
         block_ids = [check_integer("block id", block_id) for block_id in block_ids]
         with self._lock:
-            self._windows[0].unpin_blocks_by_id(block_ids)
+            self._windows[0].releaser.unpin_blocks_by_id(block_ids)
 
     def truncate_blocks(self, target_tokens: Iterable[TokenId], num_tokens_to_keep: int) -> None:
         """Drop what is cached of a token sequence behind a prefix, with everything below. C++: truncateBlocks.
@@ -542,7 +542,7 @@ class KVCacheManager:
         keys: list[PackedKey] = [tokens[i : i + width].tobytes() for i in range(0, len(tokens), width)]
         with self._lock:
             for manager in self._windows:
-                manager.truncate_blocks(keys, num_tokens_to_keep)
+                manager.releaser.truncate_blocks(keys, num_tokens_to_keep)
 
     def reset_reuse_state(self) -> None:
         """Forget everything cached. C++: resetReuseState."""
@@ -559,7 +559,7 @@ class KVCacheManager:
             return False
         with self._lock:
             sequence = self.get_sequence(llm_request.request_id)
-            copied = [manager.copy_linear_attention_block(sequence, llm_request) for manager in self._windows]
+            copied = [manager.sequences.copy_linear_attention_block(sequence, llm_request) for manager in self._windows]
         return any(copied)
 
     def copy_linear_attention_block_batch(self, llm_requests: Iterable[LlmRequest]) -> bool:
@@ -619,7 +619,7 @@ class KVCacheManager:
                     f"a prefix summary needs one window, there are {list(self.window_sizes_metadata)}; "
                     "ask for the budget of each window without a summary"
                 )
-            return self._windows[0].analyze_prefix_reuse(keys)
+            return self._windows[0].matcher.analyze_prefix_reuse(keys)
 
     def probe_prefix_match_length(self, llm_request: LlmRequest) -> int:
         """Prompt tokens that admission would find now: the minimum over windows. Changes and holds nothing."""
@@ -673,21 +673,23 @@ class KVCacheManager:
         """Begin a simulation of removals. C++: startScheduling."""
         with self._lock:
             for manager in self._windows:
-                manager.start_scheduling()
+                manager.releaser.start_scheduling()
 
     def scheduling_remove_sequence(self, request_id: RequestId) -> None:
         """Simulate the removal of a sequence. C++: schedulingRemoveSequence."""
         with self._lock:
             for manager in self._windows:
-                manager.scheduling_release_blocks(request_id)
+                manager.releaser.scheduling_release_blocks(request_id)
 
     def scheduling_has_free_blocks(self, num_required: int, window_size: WindowSize) -> bool:
         """Whether that many blocks of a window are free in the simulation."""
-        return self._block_manager.get_window_block_manager(window_size).scheduling_has_free_blocks(num_required)
+        return self._block_manager.get_window_block_manager(window_size).releaser.scheduling_has_free_blocks(
+            num_required
+        )
 
     def scheduling_num_free_blocks(self, window_size: WindowSize) -> int:
         """Free blocks of a window in the simulation."""
-        return self._block_manager.get_window_block_manager(window_size).scheduling_num_free_blocks
+        return self._block_manager.get_window_block_manager(window_size).releaser.scheduling_num_free_blocks
 
     # -- queries ------------------------------------------------------------------------------------------------
 
@@ -740,7 +742,9 @@ class KVCacheManager:
         """
         key = block_key.packed if isinstance(block_key, BlockKey) else block_key
         with self._lock:
-            return self._block_manager.get_window_block_manager(window_size).find_blocks_in_reuse_tree_by_block_key(key)
+            return self._block_manager.get_window_block_manager(
+                window_size
+            ).matcher.find_blocks_in_reuse_tree_by_block_key(key)
 
     def find_blocks_in_reuse_tree_by_block_keys(
         self, block_keys: Sequence[PackedKey | BlockKey], window_size: WindowSize
@@ -748,9 +752,9 @@ class KVCacheManager:
         """The cached block at the end of a list of keys, one per block. Changes nothing."""
         keys = [key.packed if isinstance(key, BlockKey) else key for key in block_keys]
         with self._lock:
-            return self._block_manager.get_window_block_manager(window_size).find_blocks_in_reuse_tree_by_block_keys(
-                keys
-            )
+            return self._block_manager.get_window_block_manager(
+                window_size
+            ).matcher.find_blocks_in_reuse_tree_by_block_keys(keys)
 
     # -- block tables ---------------------------------------------------------------------------------------------
 
@@ -834,15 +838,15 @@ class KVCacheManager:
                 KVCacheEvent(
                     event_id,
                     KVCacheCreatedData(manager.settings.blocks_per_tier),
-                    manager.window_size,
+                    manager.settings.window_size,
                     rank,
                 )
                 for manager in self._windows
             ]
             return created + [
-                KVCacheEvent(event_id, data, manager.window_size, rank)
+                KVCacheEvent(event_id, data, manager.settings.window_size, rank)
                 for manager in self._windows
-                for data in manager.describe_cached_blocks()
+                for data in manager.matcher.describe_blocks()
             ]
 
     def refresh_blocks(self) -> None:
@@ -855,12 +859,12 @@ class KVCacheManager:
         """Order transfers behind compute work."""
         with self._lock:
             for manager in self._windows:
-                manager.sync_transfer_manager_with_buffer_manager()
+                manager.transfer_manager.sync_with_buffer_manager()
 
     def verify_queue_integrity(self, window_size: WindowSize) -> bool:
         """Whether a window's queues hold free blocks of their level only."""
         with self._lock:
-            return self._block_manager.get_window_block_manager(window_size).verify_queue_integrity()
+            return self._block_manager.get_window_block_manager(window_size).eviction_policy.verify_queue_integrity()
 
     def get_kv_cache_stats(self) -> KvCacheStats:
         """Totals since construction. C++: getKvCacheStats.
@@ -884,14 +888,14 @@ class KVCacheManager:
                 cache_hit_rate=reused / (reused + missed) if reused else 0.0,
                 num_free_blocks_per_window_size=self.num_free_blocks_per_window_size,
                 allocated_bytes=sum(pool.primary_bytes for pool in self._block_manager.pools),
-                secondary_max_num_blocks=sum(manager.num_secondary_blocks for manager in self._windows),
+                secondary_max_num_blocks=sum(manager.settings.num_secondary_blocks for manager in self._windows),
                 secondary_free_num_blocks=sum(manager.num_free_secondary_blocks for manager in self._windows),
             )
 
     def get_iteration_stats(self) -> dict[WindowSize, KvCacheIterationStats]:
         """Gauges, and counters since the last call, by window. C++: getIterationStats."""
         with self._lock:
-            return {manager.window_size: manager.get_and_reset_iteration_stats() for manager in self._windows}
+            return {manager.settings.window_size: manager.get_and_reset_iteration_stats() for manager in self._windows}
 
     calculate_max_num_blocks = staticmethod(capacity_estimation.calculate_max_num_blocks)
     calculate_max_block_requirements = staticmethod(capacity_estimation.calculate_max_block_requirements)

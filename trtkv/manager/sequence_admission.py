@@ -56,7 +56,7 @@ class SequenceAdmission:
             reversed(block_manager.window_block_managers.items())
         )
         self._may_depend_on_length = any(
-            manager.is_swa or manager.is_recurrent_state for _, manager in self._widest_first
+            manager.settings.is_swa or manager.settings.is_recurrent_state for _, manager in self._widest_first
         )
         self._writes_prepopulated = enable_block_reuse and self._tells_of_prompts()
 
@@ -97,7 +97,7 @@ class SequenceAdmission:
         counts = [manager.counters.snapshot() for _, manager in self._widest_first]
         for index, ((_, manager), claims) in enumerate(zip(self._widest_first, plans, strict=True)):
             try:
-                stats = manager.add_sequence_batch(sequences, claims, self._enable_block_reuse)
+                stats = manager.loader.add_sequence_batch(sequences, claims, self._enable_block_reuse)
             except Exception:  # a copy engine failed
                 self._withdraw(sequences, plans[: index + 1], counts)
                 raise
@@ -141,7 +141,7 @@ class SequenceAdmission:
         self._check_batch(request_infos, llm_requests)
         plans, lengths = self.find_cached(request_infos, llm_requests)
         for (_, manager), claims in zip(self._widest_first, plans, strict=True):
-            manager.check_room(claims, self._enable_block_reuse)
+            manager.planner.check_room(claims, self._enable_block_reuse)
         if self._writes_prepopulated:
             for index, request in enumerate(llm_requests):
                 lengths[index] += self._num_connector_tokens(request, lengths[index])
@@ -190,7 +190,7 @@ class SequenceAdmission:
         max_matched_tokens: Sequence[int],
     ) -> list[ClaimResult]:
         max_token_num = self._block_manager.window_sizes_metadata[window_size].max_token_num
-        return manager.plan_batch(
+        return manager.planner.plan_batch(
             [request for _, request in batch],
             [min(input_length, max_token_num) for (_, input_length, _), _ in batch],
             [beam_width for (_, _, beam_width), _ in batch],

@@ -30,7 +30,7 @@ class SequenceGrowth:
         self._sequences = sequences
         self._tokens_per_block = block_manager.settings.tokens_per_block
         self._max_num_tokens = max_num_tokens
-        self.period = 1 if any(manager.is_swa for manager in self._windows) else self._tokens_per_block
+        self.period = 1 if any(manager.settings.is_swa for manager in self._windows) else self._tokens_per_block
         """Blocks may come or go at lengths that are ``phase`` modulo this; at others a token only counts.
 
         With a sliding window that is any length, as a long prompt leaves it only once tokens are added.
@@ -45,14 +45,14 @@ class SequenceGrowth:
                 "end it or raise max_sequence_length"
             )
         for manager in self._windows:
-            manager.check_can_add_token(sequence)
+            manager.sequences.check_can_add_token(sequence)
         sequence.num_tokens += 1
         for index, manager in enumerate(self._windows):
             try:
-                manager.adjust_blocks_if_needed(sequence)
+                manager.sequences.adjust_blocks_if_needed(sequence)
             except Exception:  # a copy engine failed
                 sequence.num_tokens -= 1
-                manager.drop_unfinished_block(sequence)
+                manager.sequences.drop_unfinished_block(sequence)
                 self._drop_position(sequence, self._windows[:index])
                 raise
 
@@ -97,7 +97,7 @@ class SequenceGrowth:
     def _drop_position(self, sequence: GenerationRequest, windows: Iterable[WindowBlockManager]) -> None:
         if not sequence.num_tokens % self._tokens_per_block:
             for manager in windows:
-                manager.drop_last_position(sequence)
+                manager.sequences.drop_last_position(sequence)
 
     def rewind(self, sequence: GenerationRequest, num_tokens: int) -> None:
         """Drop the last tokens of a sequence, with blocks no longer needed."""
@@ -126,7 +126,7 @@ class SequenceGrowth:
         sequence.num_tokens -= 1
         for manager in self._windows:
             if manager.sequences.ends_block(sequence.num_tokens):
-                manager.release_last_block(sequence)
+                manager.sequences.release_last_block(sequence)
 
 
 def _check_one_beam(sequence: GenerationRequest) -> None:

@@ -23,7 +23,7 @@ def describe_internals(manager: KVCacheManager) -> dict[str, JsonValue]:
     """Queues, pending expiries and blocks of each window, and the tree. Changes nothing."""
     result: dict[str, JsonValue] = {}
     for window, window_manager in manager.block_manager.window_block_managers.items():
-        num_blocks = window_manager.max_num_blocks
+        num_blocks = window_manager.settings.max_num_blocks
         result[str(window)] = {
             "queues": describe_queues(window_manager),
             "expiring": [

@@ -164,7 +164,7 @@ def set_spec_decoding_budget(state: MachineState, args: Args) -> None:
 def offload_block(state: MachineState, args: Args) -> None:
     """Move any block to the secondary level."""
     window_manager = state.manager.block_manager.get_window_block_manager(args["window"])
-    window_manager.offload_block(window_manager.get_block_by_id(args["block_id"]), KvCacheTransferMode.DRAM, "")
+    window_manager.claimer.offload_block(window_manager.get_block_by_id(args["block_id"]), KvCacheTransferMode.DRAM, "")
 
 
 def replace_shared_block(state: MachineState, args: Args) -> None:
@@ -174,7 +174,7 @@ def replace_shared_block(state: MachineState, args: Args) -> None:
     if sequence is None:
         raise UnknownIdError(f"there is no sequence {args['id']}")
     window, block_idx = args["window"], args["block_idx"]
-    manager.block_manager.get_window_block_manager(window).replace_shared_block(sequence, block_idx)
+    manager.block_manager.get_window_block_manager(window).replacer.replace_shared_block(sequence, block_idx)
     write_slot_at(sequence.get_window(window), sequence.beam_width, block_idx)
 
 

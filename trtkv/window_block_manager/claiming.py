@@ -154,7 +154,9 @@ class BlockClaimer(WindowPart):
                     KVCacheUpdatedData(block.hash, priority=(old, block._priority)), self._settings.window_size
                 )
 
-    def onboard_block(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> None:
+    def onboard_block(
+        self, block: KVCacheBlock, mode: KvCacheTransferMode = KvCacheTransferMode.DRAM, directory: str = ""
+    ) -> None:
         """Bring a claimed secondary block to the primary level; nothing for others.
 
         C++: WindowBlockManager::onboardBlock.
@@ -179,7 +181,9 @@ class BlockClaimer(WindowPart):
     def _reports_onboarding(self, block: KVCacheBlock) -> bool:
         return self.is_announced(block)
 
-    def offload_block(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> None:
+    def offload_block(
+        self, block: KVCacheBlock, mode: KvCacheTransferMode = KvCacheTransferMode.DRAM, directory: str = ""
+    ) -> None:
         """Move a primary block to the secondary level, whoever holds it; a free one moves to the queue there.
 
         The block that lay there is overwritten, so it leaves the tree. C++: WindowBlockManager::offloadBlock.

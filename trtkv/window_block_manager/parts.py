@@ -14,12 +14,14 @@ from trtkv.window_block_manager.planning import ClaimPlanner
 from trtkv.window_block_manager.recorded.recorded_claiming import RecordedBlockClaimer
 from trtkv.window_block_manager.recorded.recorded_loading import RecordedBlockLoader
 from trtkv.window_block_manager.recorded.recorded_planning import RecordedClaimPlanner
-from trtkv.window_block_manager.recorded.recorded_recurrent import RecordedRecurrentStates
+from trtkv.window_block_manager.recorded.recorded_recurrent import RecordedRecurrentSequenceBlocks
 from trtkv.window_block_manager.recorded.recorded_releasing import RecordedBlockReleaser
+from trtkv.window_block_manager.recorded.recorded_replacing import RecordedBlockReplacer
 from trtkv.window_block_manager.recorded.recorded_sequences import RecordedSequenceBlocks
 from trtkv.window_block_manager.recorded.recorded_storing import RecordedBlockStorer
-from trtkv.window_block_manager.recurrent import RecurrentStates
+from trtkv.window_block_manager.recurrent import RecurrentSequenceBlocks
 from trtkv.window_block_manager.releasing import BlockReleaser
+from trtkv.window_block_manager.replacing import BlockReplacer
 from trtkv.window_block_manager.reuse_matching import HolePassingMatcher, ReuseMatcher
 from trtkv.window_block_manager.sequences import SequenceBlocks
 from trtkv.window_block_manager.storing import BlockStorer
@@ -34,7 +36,7 @@ class PartClasses(NamedTuple):
     planner: type[ClaimPlanner] = ClaimPlanner
     loader: type[BlockLoader] = BlockLoader
     releaser: type[BlockReleaser] = BlockReleaser
-    recurrent: type[RecurrentStates] = RecurrentStates
+    replacer: type[BlockReplacer] = BlockReplacer
     storer: type[BlockStorer] = BlockStorer
 
 
@@ -45,17 +47,17 @@ def choose_parts(context: WindowContext, tree: UnifiedBlockTree) -> PartClasses:
         return PartClasses(
             HolePassingMatcher if settings.is_swa else ReuseMatcher,
             RecordedBlockClaimer,
-            RecordedSequenceBlocks,
+            RecordedRecurrentSequenceBlocks if settings.is_recurrent_state else RecordedSequenceBlocks,
             RecordedClaimPlanner,
             RecordedBlockLoader,
             RecordedBlockReleaser,
-            RecordedRecurrentStates,
+            RecordedBlockReplacer,
             RecordedBlockStorer,
         )
-    parts = PartClasses()
-    if settings.is_swa or settings.is_recurrent_state:
-        return parts
-    parts = parts._replace(matcher=ReuseMatcher, loader=PlainBlockLoader)
-    if settings.num_channels > 1 or tree.hash_map_order or context.listener is not None:
-        return parts
-    return parts._replace(storer=PlainBlockStorer)
+    if settings.is_recurrent_state:
+        return PartClasses(sequences=RecurrentSequenceBlocks)
+    if settings.is_swa:
+        return PartClasses()
+    is_alone = settings.num_channels == 1 and not tree.hash_map_order and context.listener is None
+    storer = PlainBlockStorer if is_alone else BlockStorer
+    return PartClasses(matcher=ReuseMatcher, loader=PlainBlockLoader, storer=storer)

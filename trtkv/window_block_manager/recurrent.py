@@ -7,33 +7,28 @@ from collections.abc import Sequence
 from trtkv.blocks.generation_request import GenerationRequest, SequenceWindow
 from trtkv.blocks.kv_cache_block import KVCacheBlock, create_swa_placeholder
 from trtkv.common import PLACEHOLDER_LEVEL, PRIMARY_LEVEL, RequestId
-from trtkv.errors import LogicError, OutOfBlocksError, UnknownIdError, check
+from trtkv.errors import InvalidInputError, LogicError, OutOfBlocksError, UnknownIdError, check
 from trtkv.records.linear_attention import LinearAttentionMetadata
 from trtkv.records.llm_request import LlmRequest
 from trtkv.window_block_manager.claiming import BlockClaimer
-from trtkv.window_block_manager.context import WindowContext, WindowPart
+from trtkv.window_block_manager.context import WindowContext
 from trtkv.window_block_manager.sequences import SequenceBlocks, add_block_to_beam, write_slot_at
 
 
-class RecurrentStates(WindowPart):
-    """What only the recurrent-state window does. C++: the linear-attention parts of WindowBlockManager.
+class RecurrentSequenceBlocks(SequenceBlocks):
+    """Sequences of recurrent states. C++: the linear-attention parts of WindowBlockManager.
 
-    By default a block that is cached as a snapshot is never written again: at the next decode boundary the
-    sequence takes a new live block and the state is copied into it. And a block is only cached if a state was left
-    in it: steps that pass over a snapshot position leave none there.
+    A block that is cached as a snapshot is never written again: at the next decode boundary the sequence takes a new
+    live block and the state is copied into it. And a block is only cached if a state was left in it: steps that pass
+    over a snapshot position leave none there.
     """
 
-    def __init__(
-        self,
-        context: WindowContext,
-        metadata: LinearAttentionMetadata,
-        claimer: BlockClaimer,
-        sequences: SequenceBlocks,
-    ) -> None:
-        super().__init__(context)
-        self._metadata = metadata
-        self._claimer = claimer
-        self._sequences = sequences
+    def __init__(self, context: WindowContext, claimer: BlockClaimer) -> None:
+        super().__init__(context, claimer)
+        metadata = context.settings.linear_attention_metadata
+        if metadata is None:
+            raise LogicError("a window of recurrent states has no metadata of them")
+        self._metadata: LinearAttentionMetadata = metadata
         self._no_state = create_swa_placeholder()  # stands where nothing may be stored
         self._step_starts: dict[RequestId, set[int]] = {}  # prompt positions at which context steps began
 
@@ -66,17 +61,17 @@ class RecurrentStates(WindowPart):
         """Whether several beams have one last block between them."""
         return len(last_blocks) > 1 and all(block is last_blocks[0] for block in last_blocks)
 
-    def allocate_block(self, sequence: GenerationRequest, window: SequenceWindow) -> None:
+    def _add_position(self, sequence: GenerationRequest, window: SequenceWindow) -> None:
         """Grow by one position: a placeholder before the live block, or a new live block after a snapshot."""
-        if not window.held:
-            self._sequences.allocate_block(sequence, window, share_among_beams=sequence.beam_width == 1)
-        elif self._keeps_snapshot(sequence, window):
-            old = window.held[-sequence.beam_width :]
-            self._sequences.allocate_block(sequence, window, share_among_beams=sequence.beam_width == 1)
-            for source, target in zip(old, window.held[-sequence.beam_width :], strict=True):
-                self._carry_state(source, target, sequence)
-        else:
+        beam_width = sequence.beam_width
+        if window.held and not self._keeps_snapshot(sequence, window):
             self._insert_placeholder(sequence, window)
+        else:
+            old = window.held[-beam_width:]
+            self.allocate_block(sequence, window, share_among_beams=beam_width == 1)
+            for source, target in zip(old, window.held[len(window.held) - len(old) :], strict=True):
+                self._carry_state(source, target, sequence)
+        self._write_grown_slots(sequence, window)
 
     def _insert_placeholder(self, sequence: GenerationRequest, window: SequenceWindow) -> None:
         """Put a placeholder before the last block of every beam. C++: tryAllocatePlaceholderForLinearAttention.
@@ -103,7 +98,7 @@ class RecurrentStates(WindowPart):
         for beam_idx, last in enumerate(last_blocks):
             block = last
             if is_shared and beam_idx:
-                block = self._sequences.take_decode_block(sequence)
+                block = self.take_decode_block(sequence)
                 self._carry_state(last, block, sequence)
             add_block_to_beam(block, window, beam_idx, beam_width)
 
@@ -111,7 +106,7 @@ class RecurrentStates(WindowPart):
         """A new live block goes on from the state before it."""
         self._copy_state(source, target, sequence)
 
-    def write_grown_slots(self, sequence: GenerationRequest, window: SequenceWindow) -> None:
+    def _write_grown_slots(self, sequence: GenerationRequest, window: SequenceWindow) -> None:
         """Write the table entries of a position just added, and of the one before: a placeholder may stand there."""
         last = len(window.block_ids[0]) - 1
         if last:
@@ -151,7 +146,7 @@ class RecurrentStates(WindowPart):
         Call it before every forward step. In the context stage the state of the block just ended goes to the
         next block with memory; at the first generated token beam 0's goes to the other beams.
         """
-        window = self._sequences.allocated_blocks_per_seq.get(request.request_id)
+        window = self.allocated_blocks_per_seq.get(request.request_id)
         if window is None:
             return False
         return self._copy_at_boundary(sequence, request, window)
@@ -214,5 +209,39 @@ class RecurrentStates(WindowPart):
         return blocks
 
     def forget(self, request_id: RequestId) -> None:
-        """Drop what is known of the steps of a removed sequence."""
+        """Drop the record of a sequence, and what is known of its steps."""
+        super().forget(request_id)
         self._step_starts.pop(request_id, None)
+
+    # -- shrinking --------------------------------------------------------------------------------
+
+    def drop_last_position(self, sequence: GenerationRequest) -> None:
+        """Undo the allocation of the last position, for every beam."""
+        self.release_last_block(sequence)
+
+    def check_can_rewind(self, sequence: GenerationRequest, num_tokens: int) -> None:
+        """Raise, before anything is changed, if cutting the last tokens would leave no state."""
+        if self._num_blocks_of_last(sequence, num_tokens) >= len(self.get_window(sequence.request_id).held):
+            raise InvalidInputError(
+                f"rewinding request {sequence.request_id} by {num_tokens} tokens leaves no recurrent state; "
+                "rewind by fewer, or remove the sequence"
+            )
+
+    def detach_rewound_block(self, sequence: GenerationRequest) -> None:
+        """Nothing: a state is that of whole blocks."""
+
+    def release_last_block(self, sequence: GenerationRequest) -> None:
+        """The last block is the live state, so the one before it goes, also a snapshot."""
+        window = self.get_window(sequence.request_id)
+        check(len(window.held) >= 2, "a recurrent sequence of one block cannot be rewound")
+        block = window.held[-2]
+        block.dec_ref_count()
+        if not block._ref_count:
+            self._policy.release_block(block, to_front=block.is_placeholder or block._lookup_node is None)
+        del window.held[-2]
+        del window.block_ids[0][-2]
+        del window.slots[0][len(window.held) :]
+        self._write_live_slot(window)
+
+    def _write_live_slot(self, window: SequenceWindow) -> None:
+        write_slot_at(window, 1, len(window.held) - 1)

@@ -37,7 +37,7 @@ class BlockReleaser(WindowPart):
     def release_blocks(self, request_id: RequestId) -> None:
         """Drop all blocks of a sequence, last first; uncached ones go to the front. C++: releaseBlocks."""
         window = self._sequences.get_window(request_id)
-        del self._sequences.allocated_blocks_per_seq[request_id]
+        self._sequences.forget(request_id)
         self._policy.release_blocks(reversed(window.held))
         self._clear(window)
 

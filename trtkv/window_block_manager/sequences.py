@@ -9,9 +9,10 @@ from trtkv.blocks.block_listener import RemovalReason
 from trtkv.blocks.generation_request import GenerationRequest, SequenceWindow
 from trtkv.blocks.kv_cache_block import KVCacheBlock, create_swa_placeholder
 from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, RequestId, ceil_div, trunc_mod
-from trtkv.errors import InvalidInputError, OutOfBlocksError, UnknownIdError, check
+from trtkv.errors import InvalidInputError, OutOfBlocksError, UnknownIdError
 from trtkv.keys.packed_key import num_key_tokens
 from trtkv.records.kv_cache_index import NULL_ENTRY, get_slot
+from trtkv.records.llm_request import LlmRequest
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.context import WindowContext, WindowPart
 
@@ -100,7 +101,42 @@ class SequenceBlocks(WindowPart):
         if not block._ref_count:
             self._policy.release_block(block)
 
+    def forget(self, request_id: RequestId) -> None:
+        """Drop the record of a sequence that is removed."""
+        del self.allocated_blocks_per_seq[request_id]
+
     # -- growing ----------------------------------------------------------------------------------
+
+    def adjust_blocks_if_needed(self, sequence: GenerationRequest) -> None:
+        """Slide the window, and take a block if the newest token starts one. C++: adjustBlocksIfNeeded."""
+        settings = self._settings
+        window = sequence.get_window(settings.window_size)
+        for _ in range(self.num_detachable(sequence, window, sequence.num_tokens)):
+            self.detach_front_block(sequence, window)
+        if trunc_mod(sequence.num_tokens - 1, settings.tokens_per_block):
+            return
+        if self._listener is not None:
+            self._listener.on_allocation(sequence.request_id, settings.window_size)
+        self._add_position(sequence, window)
+        self._counters.gen_alloc += 1
+
+    def _add_position(self, sequence: GenerationRequest, window: SequenceWindow) -> None:
+        """Grow by one block per beam."""
+        self.allocate_block(sequence, window, share_among_beams=sequence.beam_width == 1)
+        write_slot_at(window, sequence.beam_width, len(window.block_ids[0]) - 1)
+
+    def copy_linear_attention_block(self, sequence: GenerationRequest, request: LlmRequest) -> bool:
+        """Carry a recurrent state over a block boundary; whether a copy was issued. C++: copyLinearAttentionBlock."""
+        return False
+
+    def num_blocks_to_come(self, sequence: GenerationRequest, prompt_len: int, enable_reuse: bool) -> int:
+        """Blocks that a sequence will still take without being longer: none, but of recurrent states."""
+        return 0
+
+    def storable_blocks(self, sequence: GenerationRequest, request: LlmRequest) -> Sequence[KVCacheBlock]:
+        """Beam 0's blocks by position, to be read only; a stand-in where nothing may be stored."""
+        held = sequence.get_window(self._settings.window_size).held
+        return held if sequence.beam_width == 1 else held[:: sequence.beam_width]
 
     def num_detachable(self, sequence: GenerationRequest, window: SequenceWindow, num_tokens: int) -> int:
         """Front blocks that lie outside the sliding window at this length."""
@@ -176,9 +212,6 @@ class SequenceBlocks(WindowPart):
     def drop_last_position(self, sequence: GenerationRequest) -> None:
         """Undo the allocation of the last position, for every beam."""
         window = sequence.get_window(self._settings.window_size)
-        if self._settings.is_recurrent_state:
-            self._release_last_placeholder(window)
-            return
         self._drop_entries(window, sequence.beam_width, len(window.block_ids[-1]) - 1)
         for ids, slots in zip(window.block_ids, window.slots, strict=True):
             del slots[len(ids) :]
@@ -225,26 +258,22 @@ class SequenceBlocks(WindowPart):
         """Whether a sequence cut to this length no longer needs its last block."""
         return trunc_mod(num_tokens, self._settings.tokens_per_block) == 0
 
+    def _num_blocks_of_last(self, sequence: GenerationRequest, num_tokens: int) -> int:
+        """Blocks that a sequence loses with its last tokens."""
+        last = sequence.num_tokens
+        return sum(self.ends_block(length) for length in range(last - num_tokens, last))
+
     def check_can_rewind(self, sequence: GenerationRequest, num_tokens: int) -> None:
         """Raise, before anything is changed, if cutting the last tokens would reach blocks no longer held."""
         window = self.get_window(sequence.request_id)
-        last = sequence.num_tokens
-        num_blocks = sum(self.ends_block(length) for length in range(last - num_tokens, last))
-        if self._settings.is_recurrent_state:
-            if num_blocks >= len(window.held):
-                raise InvalidInputError(
-                    f"rewinding request {sequence.request_id} by {num_tokens} tokens leaves no recurrent state; "
-                    "rewind by fewer, or remove the sequence"
-                )
-            return
+        num_blocks = self._num_blocks_of_last(sequence, num_tokens)
         first_kept = len(window.held) - num_blocks
         if num_blocks and (first_kept < 0 or window.held[first_kept]._block_id == PLACEHOLDER_BLOCK_ID):
             raise InvalidInputError(
                 f"rewinding request {sequence.request_id} by {num_tokens} tokens reaches blocks that left the window "
                 f"of {self._settings.window_size} tokens; rewind by fewer"
             )
-        kept = last - num_tokens
-        index, inside = divmod(kept, self._settings.tokens_per_block)
+        index, inside = divmod(sequence.num_tokens - num_tokens, self._settings.tokens_per_block)
         if not inside or index >= len(window.held):
             return
         block = window.held[index]
@@ -258,7 +287,7 @@ class SequenceBlocks(WindowPart):
         """Take the last block out of the tree if it is cached under tokens that were just cut off."""
         window = self.get_window(sequence.request_id)
         index, inside = divmod(sequence.num_tokens, self._settings.tokens_per_block)
-        if not inside or self._settings.is_recurrent_state or index >= len(window.held):
+        if not inside or index >= len(window.held):
             return
         block = window.held[index]
         if block._ref_count == 1 and self._covers_more(block, inside):
@@ -272,9 +301,6 @@ class SequenceBlocks(WindowPart):
     def release_last_block(self, sequence: GenerationRequest) -> None:
         """Drop the last block, to the front of its queue if nobody else holds it. C++: releaseLastBlock."""
         window = self.get_window(sequence.request_id)
-        if self._settings.is_recurrent_state:
-            self._release_last_placeholder(window)
-            return
         block = window.held[-1]
         block.dec_ref_count()
         if not block._ref_count:
@@ -284,64 +310,3 @@ class SequenceBlocks(WindowPart):
         del window.slots[0][len(window.held) :]
         if window.num_stored > len(window.held):
             window.num_stored = 0
-
-    def _release_last_placeholder(self, window: SequenceWindow) -> None:
-        """Recurrent states: the last block is the live state, so the one before it goes, also a snapshot."""
-        check(len(window.held) >= 2, "a recurrent sequence of one block cannot be rewound")
-        block = window.held[-2]
-        block.dec_ref_count()
-        if not block._ref_count:
-            self._policy.release_block(block, to_front=block.is_placeholder or block._lookup_node is None)
-        del window.held[-2]
-        del window.block_ids[0][-2]
-        del window.slots[0][len(window.held) :]
-        self._write_live_slot(window)
-
-    def _write_live_slot(self, window: SequenceWindow) -> None:
-        write_slot_at(window, 1, len(window.held) - 1)
-
-    def _is_replaceable(self, sequence: GenerationRequest, window: SequenceWindow, block_idx: int) -> bool:
-        """Whether a position has a block of its own. Raises UnknownIdError for one that is not held."""
-        if not window.num_front_blocks_removed <= block_idx < len(window.block_ids[0]):
-            raise UnknownIdError(
-                f"request {sequence.request_id} holds no block at position {block_idx}; it holds positions "
-                f"{window.num_front_blocks_removed} to {len(window.block_ids[0]) - 1}"
-            )
-        return not window.held[block_idx * sequence.beam_width].is_placeholder
-
-    def _check_room_to_replace(self, entries: list[KVCacheBlock], block_idx: int) -> None:
-        """Raise if there is no room even after these blocks were let go."""
-        freed = sum(block._ref_count == entries.count(block) for block in set(entries))
-        if self._policy.get_num_free_blocks(0) + freed < len(entries):
-            raise OutOfBlocksError(f"{len(entries)} blocks are needed to replace block {block_idx}; free some first")
-
-    def _index_before(self, window: SequenceWindow, first: int, beam_width: int) -> int:
-        """Where the predecessors of a position begin among the blocks held."""
-        return first - beam_width
-
-    def replace_shared_block(self, sequence: GenerationRequest, block_idx: int) -> None:
-        """Give every beam a block of its own at a position, if the present one is shared. C++: replaceSharedBlock."""
-        window, beam_width = self.get_window(sequence.request_id), sequence.beam_width
-        first = block_idx * beam_width
-        if not self._is_replaceable(sequence, window, block_idx):
-            return
-        if not window.held[first + beam_width - 1].is_shared:
-            return
-        window.num_stored = 0
-        key, is_full = window.held[first].key, window.held[first]._is_full
-        self._check_room_to_replace(window.held[first : first + beam_width], block_idx)
-        for block in window.held[first : first + beam_width]:
-            block.dec_ref_count()
-            if not block._ref_count:
-                self._policy.release_block(block)
-        if self._policy.get_num_free_blocks(0) < beam_width:
-            raise OutOfBlocksError(f"{beam_width} blocks are needed to replace block {block_idx}; free some first")
-        for beam_idx in range(beam_width):
-            block = self._claimer.get_free_block(mode=sequence.transfer_mode, directory=sequence.directory)
-            block._ref_count += 1
-            before = self._index_before(window, first, beam_width)
-            block._prev_block_in_seq = window.held[before + beam_idx] if before >= 0 else None
-            block.set_block_key(key, is_full)
-            block.compute_hash()
-            window.block_ids[beam_idx][block_idx] = block._block_id
-            window.held[first + beam_idx] = block

@@ -17,7 +17,6 @@ from trtkv.keys.packed_key import PackedKey, num_key_tokens
 from trtkv.records.llm_request import LlmRequest, LlmRequestState
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.context import WindowContext, WindowPart
-from trtkv.window_block_manager.recurrent import RecurrentStates
 from trtkv.window_block_manager.reuse_matching import ReuseMatcher
 from trtkv.window_block_manager.sequences import SequenceBlocks
 
@@ -74,13 +73,11 @@ class BlockStorer(WindowPart):
         matcher: ReuseMatcher,
         claimer: BlockClaimer,
         sequences: SequenceBlocks,
-        recurrent: RecurrentStates | None = None,
     ) -> None:
         super().__init__(context)
         self._matcher = matcher
         self._claimer = claimer
         self._sequences = sequences
-        self._recurrent = recurrent
 
     def store_blocks(
         self,
@@ -219,15 +216,7 @@ class BlockStorer(WindowPart):
         if self._settings.is_swa:
             self.store_blocks(keys, self._visible_blocks(window, len(keys)))
         else:
-            self.store_blocks(keys, self._blocks_of_beam_0(sequence, request, window), window=window)
-
-    def _blocks_of_beam_0(
-        self, sequence: GenerationRequest, request: LlmRequest, window: SequenceWindow
-    ) -> Sequence[KVCacheBlock]:
-        """Blocks by position, to be read only; a stand-in where there is none, or one without a state."""
-        if self._recurrent is not None:
-            return self._recurrent.storable_blocks(sequence, request)
-        return window.held if sequence.beam_width == 1 else window.held[:: sequence.beam_width]
+            self.store_blocks(keys, self._sequences.storable_blocks(sequence, request), window=window)
 
     def _visible_blocks(self, window: SequenceWindow, limit: int) -> list[KVCacheBlock]:
         """Blocks of beam 0 up to the first position that was passed without a block at admission.
@@ -262,7 +251,7 @@ class BlockStorer(WindowPart):
         if not self._may_store_new_block(sequence, request, usable):
             return
         keys = build_block_keys(request, self._settings.tokens_per_block, usable, True, self._settings.key_form)
-        blocks = self._blocks_of_beam_0(sequence, request, self._sequences.get_window(sequence.request_id))
+        blocks = self._sequences.storable_blocks(sequence, request)
         if 2 <= len(keys) <= len(blocks):
             last, before = blocks[len(keys) - 1], blocks[len(keys) - 2]
             if (
@@ -283,5 +272,5 @@ class BlockStorer(WindowPart):
         """
         keys = self._keys(sequence, request, True)
         window = self._sequences.get_window(sequence.request_id)
-        blocks = self._blocks_of_beam_0(sequence, request, window)
+        blocks = self._sequences.storable_blocks(sequence, request)
         return self.store_blocks(keys, blocks, pin_blocks, window)

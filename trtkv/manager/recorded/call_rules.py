@@ -41,7 +41,7 @@ class RecordedCallRules(CallRules):
 
     def count_blocks(self, manager: WindowBlockManager) -> int:
         """Both levels, though only free primary blocks count as free."""
-        return manager.max_num_blocks
+        return manager.settings.max_num_blocks
 
     def get_latest_events(
         self, event_manager: KVCacheEventManager | None, timeout_ms: float | None

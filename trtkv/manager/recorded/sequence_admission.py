@@ -28,7 +28,7 @@ class RecordedSequenceAdmission(SequenceAdmission):
         for window_size, manager in self._widest_first:
             limits = [sequence.current_prepopulated_prompt_len for sequence in sequences]
             claims = self._plan_window(window_size, manager, batch, limits)
-            stats = manager.add_sequence_batch(sequences, claims, self._enable_block_reuse)
+            stats = manager.loader.add_sequence_batch(sequences, claims, self._enable_block_reuse)
             for total, entry in zip(totals, stats, strict=True):
                 total.append(entry)
         for request, total in zip(llm_requests, totals, strict=True):

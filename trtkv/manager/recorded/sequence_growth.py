@@ -13,7 +13,7 @@ class RecordedSequenceGrowth(SequenceGrowth):
         """One more token where a window may take or let go of a block."""
         sequence.num_tokens += 1
         for manager in self._windows:
-            manager.adjust_blocks_if_needed(sequence)
+            manager.sequences.adjust_blocks_if_needed(sequence)
 
     def _take_back_token(self, sequence: GenerationRequest) -> None:
         pass

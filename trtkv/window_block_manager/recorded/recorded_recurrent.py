@@ -1,15 +1,16 @@
-"""RecordedRecurrentStates: snapshots are written on, and states are copied by request only."""
+"""RecordedRecurrentSequenceBlocks: snapshots are written on, and states are copied by request only."""
 
 from __future__ import annotations
 
 from trtkv.blocks.generation_request import GenerationRequest, SequenceWindow
 from trtkv.blocks.kv_cache_block import KVCacheBlock
+from trtkv.errors import check
 from trtkv.records.llm_request import LlmRequest
-from trtkv.window_block_manager.recurrent import RecurrentStates
+from trtkv.window_block_manager.recurrent import RecurrentSequenceBlocks
 from trtkv.window_block_manager.sequences import write_slot_at
 
 
-class RecordedRecurrentStates(RecurrentStates):
+class RecordedRecurrentSequenceBlocks(RecurrentSequenceBlocks):
     """Recurrent states as recorded."""
 
     def _keeps_snapshot(self, sequence: GenerationRequest, window: SequenceWindow) -> bool:
@@ -19,7 +20,7 @@ class RecordedRecurrentStates(RecurrentStates):
     def _carry_state(self, source: KVCacheBlock, target: KVCacheBlock, sequence: GenerationRequest) -> None:
         """A new live block starts without a state."""
 
-    def write_grown_slots(self, sequence: GenerationRequest, window: SequenceWindow) -> None:
+    def _write_grown_slots(self, sequence: GenerationRequest, window: SequenceWindow) -> None:
         """The entry of a placeholder put before the live block is not written."""
         write_slot_at(window, sequence.beam_width, len(window.block_ids[0]) - 1)
 
@@ -33,3 +34,12 @@ class RecordedRecurrentStates(RecurrentStates):
         if not 0 < position <= prompt_len or position % tokens_per_block:
             return False
         return self._copy_to_next_block(sequence, window, position // tokens_per_block - 1)
+
+    def release_last_block(self, sequence: GenerationRequest) -> None:
+        """Only a placeholder can go."""
+        held = self.get_window(sequence.request_id).held
+        check(len(held) < 2 or held[-2].is_placeholder, "the block before the live state is not a placeholder")
+        super().release_last_block(sequence)
+
+    def _write_live_slot(self, window: SequenceWindow) -> None:
+        """The table keeps its entry."""
