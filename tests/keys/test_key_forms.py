@@ -334,3 +334,10 @@ def test_what_is_asked_by_tokens_is_found_as_well(
         answers.append(answer)
     assert all(answer == answers[0] for answer in answers)
     assert answers[0][0] != answers[0][-1] or image_at == 0
+
+
+def test_keys_kept_by_a_request_are_those_of_the_form_asked_for() -> None:
+    request = make_request(1, 8)
+    for key_form in (KeyForm.TOKENS, KeyForm.RUNS, KeyForm.DIGESTS, KeyForm.TOKENS):
+        expected = build_block_keys(make_request(1, 8), 4, 8, False, key_form)
+        assert build_block_keys(request, 4, 8, False, key_form) == expected

@@ -141,6 +141,18 @@ def test_free_block_offloaded_by_hand_moves_to_the_queue_of_the_host() -> None:
     assert len(engine.copies) == 1
 
 
+def test_free_block_offloaded_by_hand_keeps_the_time_for_which_its_priority_holds() -> None:
+    manager, _ = make_manager(4, 2)
+    config = KvCacheRetentionConfig([TokenRangeRetentionConfig(0, None, 60, 50)])
+    serve(manager, make_request(1, [1] * 8, kv_cache_retention_config=config))
+    window = window_of(manager)
+    policy = window.eviction_policy
+    (block, *_) = window.matcher.list_blocks()
+    window.claimer.offload_block(block)
+    assert (policy.get_duration_ms(block), policy.get_expiration_time(block) is None) == (50, False)
+    check_invariants(manager)
+
+
 def test_host_block_that_makes_room_for_one_offloaded_by_hand_is_not_found_any_more() -> None:
     manager, _ = make_manager(4, 1)
     window = window_of(manager)

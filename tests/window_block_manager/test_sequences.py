@@ -15,6 +15,8 @@ from tests.builders import (
     prefill,
     serve,
 )
+from tests.fake_memory import FakeMemory
+from tests.snapshot import find_changes, take_snapshot
 from trtkv.blocks.generation_request import SequenceWindow
 from trtkv.blocks.kv_cache_block import KVCacheBlock, PlaceholderBlock
 from trtkv.common import PLACEHOLDER_BLOCK_ID
@@ -302,13 +304,18 @@ def test_rewind_ends_blocks_at_block_boundaries_whatever_the_window() -> None:
 # -- replacing --------------------------------------------------------------------------------------
 
 
+def replace_shared_block(manager: KVCacheManager, request_id: int, position: int) -> None:
+    window = manager.block_manager.get_window_block_manager(manager.max_attention_window)
+    window.replacer.replace_shared_block(manager.get_sequence(request_id), position)
+
+
 def test_shared_block_is_replaced_by_one_per_beam() -> None:
     manager = make_kv_cache_manager()
     prefill(manager, make_request(1, 9))
     add(manager, make_request(2, 9))
     sequence = manager.get_sequence(2)
     old = manager.block_manager.get_block_by_id(1, 64)
-    manager.block_manager.get_window_block_manager(64).replacer.replace_shared_block(sequence, 1)
+    replace_shared_block(manager, 2, 1)
     write_slot_at(sequence.get_window(64), sequence.beam_width, 1)
     new = record_of(manager, 2).held[1]
     assert new is not old
@@ -321,7 +328,7 @@ def test_shared_block_is_replaced_by_one_per_beam() -> None:
 def test_block_of_ones_own_is_not_replaced() -> None:
     manager = make_kv_cache_manager()
     add(manager, make_request(1, 9))
-    manager.block_manager.get_window_block_manager(64).replacer.replace_shared_block(manager.get_sequence(1), 1)
+    replace_shared_block(manager, 1, 1)
     assert block_ids(manager, 1) == [0, 1, 2]
 
 
@@ -329,7 +336,7 @@ def test_replacing_needs_room_for_every_beam() -> None:
     manager = make_kv_cache_manager(4)
     add(manager, make_request(1, 12, beam_width=3))
     with pytest.raises(OutOfBlocksError, match="3 blocks are needed to replace block 1"):
-        manager.block_manager.get_window_block_manager(64).replacer.replace_shared_block(manager.get_sequence(1), 1)
+        replace_shared_block(manager, 1, 1)
     check_invariants(manager)
 
 
@@ -337,10 +344,35 @@ def test_blocks_that_replacing_frees_count_as_room() -> None:
     manager = make_kv_cache_manager(3)
     add(manager, make_request(1, 8, beam_width=2))
     sequence = manager.get_sequence(1)
-    manager.block_manager.get_window_block_manager(64).replacer.replace_shared_block(sequence, 1)
+    replace_shared_block(manager, 1, 1)
     write_slot_at(sequence.get_window(64), sequence.beam_width, 1)
     assert [len(set(ids)) for ids in zip(*manager.get_cache_block_ids(1, 64), strict=True)] == [1, 2]
     check_invariants(manager)
+
+
+def test_a_failing_transfer_leaves_the_shared_block_in_place() -> None:
+    memory = FakeMemory()
+    manager = make_kv_cache_manager(4, 4, copy_engine=memory)
+    serve(manager, make_request(0, [9] * 8))  # two cached blocks, to be offloaded
+    add(manager, make_request(1, 8, beam_width=2))
+    before = take_snapshot(manager)
+
+    def fail(copy: object, pools: object) -> int:
+        raise OSError("no space left")
+
+    memory.copy_block = fail  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="no space left"):
+        replace_shared_block(manager, 1, 0)
+    assert not find_changes(before, take_snapshot(manager))
+    check_invariants(manager)
+
+
+def test_a_long_prompt_lets_go_of_more_than_its_next_block_takes() -> None:
+    manager = make_kv_cache_manager(window=8)
+    finish_prompt(add(manager, make_request(1, 24)))
+    sequences = manager.block_manager.window_block_managers[8].sequences
+    sequence = manager.get_sequence(1)
+    assert [sequences.count_needed(sequence, length) for length in (24, 25, 36, 60)] == [0, 0, 0, 3]
 
 
 @pytest.mark.parametrize("position", [-1, 0, 5])
@@ -349,9 +381,7 @@ def test_only_held_positions_can_be_replaced(position: int) -> None:
     request = finish_prompt(add(manager, make_request(1, 9)))
     decode(manager, request, [1] * 4)
     with pytest.raises(UnknownIdError, match="holds positions 1 to 3"):
-        manager.block_manager.get_window_block_manager(8).replacer.replace_shared_block(
-            manager.get_sequence(1), position
-        )
+        replace_shared_block(manager, 1, position)
 
 
 def test_blocks_of_an_unknown_sequence_are_an_error() -> None:

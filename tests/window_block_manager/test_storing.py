@@ -29,6 +29,7 @@ from trtkv.inspection.invariants import check_invariants
 from trtkv.keys.block_key import BlockKey
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.records.llm_request import LlmRequest, LlmRequestState
+from trtkv.records.retention_config import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from trtkv.window_block_manager.storing import num_usable_tokens, usable_tokens
 
 State = LlmRequestState
@@ -270,6 +271,21 @@ def test_pinned_blocks_outlive_their_sequence_until_they_are_unpinned() -> None:
     manager.unpin_blocks_by_id(pinned)
     assert num_free(manager) == 16
     assert found(manager, 9) == 8
+    check_invariants(manager)
+
+
+def test_a_free_block_that_is_pinned_keeps_its_retention() -> None:
+    manager = make_kv_cache_manager()
+    config = KvCacheRetentionConfig([TokenRangeRetentionConfig(0, None, 80, 50)])
+    first, second = (
+        finish_prompt(add(manager, make_request(i, 8, kv_cache_retention_config=config if i == 1 else None)))
+        for i in (1, 2)
+    )
+    manager.remove_sequence(1, first)
+    (block_id, *_) = manager.store_blocks_for_reuse(2, second, True)
+    block = manager.block_manager.get_block_by_id(block_id, 64)
+    policy = manager.block_manager.window_block_managers[64].eviction_policy
+    assert (block.ref_count, block.priority, policy.get_duration_ms(block)) == (1, 80, 50)
     check_invariants(manager)
 
 

@@ -31,12 +31,12 @@ class BlockClaimer(WindowPart):
         policy, counters = self._policy, self._counters
         block, can_offload = policy.get_free_block(PRIMARY_LEVEL, want_placeholder)
         has_tokens = block.has_tokens
-        counters.alloc_total += 1
-        counters.alloc_new += not has_tokens
         if has_tokens and can_offload and policy.get_num_free_blocks(SECONDARY_LEVEL):
             block = self._offload_victim(block, mode, directory)
         else:
             policy.take_free_block(block)
+        counters.alloc_total += 1
+        counters.alloc_new += not has_tokens
         if block._lookup_node is not None:
             try:
                 self.remove_from_tree(block)

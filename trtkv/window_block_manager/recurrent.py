@@ -81,8 +81,16 @@ class RecurrentSequenceBlocks(SequenceBlocks):
         """
         beam_width = sequence.beam_width
         last_blocks = window.held[-beam_width:]
-        is_shared = self._is_shared(last_blocks)
-        placeholder = self._claimer.get_free_block(want_placeholder=True)
+        taken = [self._claimer.get_free_block(want_placeholder=True)]
+        try:
+            if self._is_shared(last_blocks):
+                for last in last_blocks[1:]:
+                    taken.append(self.take_decode_block(sequence))
+                    self._carry_state(last, taken[-1], sequence)
+        except Exception:
+            self._claimer.give_back(taken)
+            raise
+        placeholder, *live_blocks = taken
         del window.held[-beam_width:]
         for ids in window.block_ids:
             ids.pop()
@@ -96,10 +104,7 @@ class RecurrentSequenceBlocks(SequenceBlocks):
             last.compute_hash()
             last.dec_ref_count()
         for beam_idx, last in enumerate(last_blocks):
-            block = last
-            if is_shared and beam_idx:
-                block = self.take_decode_block(sequence)
-                self._carry_state(last, block, sequence)
+            block = live_blocks[beam_idx - 1] if live_blocks and beam_idx else last
             add_block_to_beam(block, window, beam_idx, beam_width)
 
     def _carry_state(self, source: KVCacheBlock, target: KVCacheBlock, sequence: GenerationRequest) -> None:

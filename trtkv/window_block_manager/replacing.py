@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trtkv.blocks.generation_request import GenerationRequest, SequenceWindow
 from trtkv.blocks.kv_cache_block import KVCacheBlock
+from trtkv.common import PRIMARY_LEVEL
 from trtkv.errors import OutOfBlocksError, UnknownIdError
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.context import WindowContext, WindowPart
@@ -30,7 +31,7 @@ class BlockReplacer(WindowPart):
     def _check_room_to_replace(self, entries: list[KVCacheBlock], block_idx: int) -> None:
         """Raise if there is no room even after these blocks were let go."""
         freed = sum(block._ref_count == entries.count(block) for block in set(entries))
-        if self._policy.get_num_free_blocks(0) + freed < len(entries):
+        if self._policy.get_num_free_blocks(PRIMARY_LEVEL) + freed < len(entries):
             raise OutOfBlocksError(f"{len(entries)} blocks are needed to replace block {block_idx}; free some first")
 
     def _index_before(self, window: SequenceWindow, first: int, beam_width: int) -> int:
@@ -45,17 +46,17 @@ class BlockReplacer(WindowPart):
             return
         if not window.held[first + beam_width - 1].is_shared:
             return
-        window.num_stored = 0
-        key, is_full = window.held[first].key, window.held[first]._is_full
-        self._check_room_to_replace(window.held[first : first + beam_width], block_idx)
-        for block in window.held[first : first + beam_width]:
+        entries = window.held[first : first + beam_width]
+        key, is_full = entries[0].key, entries[0]._is_full
+        self._check_room_to_replace(entries, block_idx)
+        for block in entries:
             block.dec_ref_count()
             if not block._ref_count:
                 self._policy.release_block(block)
-        if self._policy.get_num_free_blocks(0) < beam_width:
+        if self._policy.get_num_free_blocks(PRIMARY_LEVEL) < beam_width:
             raise OutOfBlocksError(f"{beam_width} blocks are needed to replace block {block_idx}; free some first")
-        for beam_idx in range(beam_width):
-            block = self._claimer.get_free_block(mode=sequence.transfer_mode, directory=sequence.directory)
+        window.num_stored = 0
+        for beam_idx, block in enumerate(self._take_instead(entries, sequence)):
             block._ref_count += 1
             before = self._index_before(window, first, beam_width)
             block._prev_block_in_seq = window.held[before + beam_idx] if before >= 0 else None
@@ -63,3 +64,17 @@ class BlockReplacer(WindowPart):
             block.compute_hash()
             window.block_ids[beam_idx][block_idx] = block._block_id
             window.held[first + beam_idx] = block
+
+    def _take_instead(self, entries: list[KVCacheBlock], sequence: GenerationRequest) -> list[KVCacheBlock]:
+        """As many blocks as were let go; where a copy engine fails, those are held again."""
+        taken: list[KVCacheBlock] = []
+        try:
+            while len(taken) < len(entries):
+                taken.append(self._claimer.get_free_block(mode=sequence.transfer_mode, directory=sequence.directory))
+        except Exception:
+            self._claimer.give_back(taken)
+            for block in entries:
+                self._policy.claim_block(block, duration_ms=self._policy.get_duration_ms(block))
+                block._ref_count += 1
+            raise
+        return taken

@@ -155,13 +155,14 @@ class SequenceBlocks(WindowPart):
         return _count_held_alone(window.held[first : first + num_detached])
 
     def count_needed(self, sequence: GenerationRequest, num_tokens: int) -> int:
-        """Free blocks it takes to grow to this length, sliding on the way: the most that are missing at any point."""
+        """Free blocks it takes to grow to this length, sliding on the way.
+
+        Each position takes at least what sliding gives back, so the most are missing when the last one begins.
+        """
         width = self._settings.tokens_per_block
-        most = num_new = 0
-        for length in range(ceil_div(sequence.num_tokens, width) * width + 1, num_tokens + 1, width):
-            num_new += sequence.beam_width
-            most = max(most, num_new - self.count_freed_by_sliding(sequence, length))
-        return most
+        last = ceil_div(num_tokens, width)
+        num_new = (last - ceil_div(sequence.num_tokens, width)) * sequence.beam_width
+        return max(0, num_new - self.count_freed_by_sliding(sequence, (last - 1) * width + 1)) if num_new > 0 else 0
 
     def count_held_alone(self, sequence: GenerationRequest) -> int:
         """Blocks of a sequence that nobody else holds."""
@@ -222,7 +223,6 @@ class SequenceBlocks(WindowPart):
             window.block_ids[len(window.held) % beam_width].pop()
             block.dec_ref_count()
             self._claimer.give_back((block,))
-        window.num_stored = 0
 
     def take_decode_block(self, sequence: GenerationRequest) -> KVCacheBlock:
         """A fresh block with the sequence's decode retention."""
@@ -308,5 +308,3 @@ class SequenceBlocks(WindowPart):
         window.held.pop()
         window.block_ids[0].pop()
         del window.slots[0][len(window.held) :]
-        if window.num_stored > len(window.held):
-            window.num_stored = 0
