@@ -24,10 +24,14 @@ class KvDtypeChoice(str, Enum):
     NVFP4 = "nvfp4"
 
 
-MODEL_HELP = "config.json of a Hugging Face model, or a folder with one."
+MODEL_HELP = "config.json of a Hugging Face model, a folder with one, or a known name (trtkv size --list-models)."
 MEMORY_HELP = "Memory of the cache on each GPU, e.g. 40GiB or 40GB."
 
-ModelOption = Annotated[Path | None, typer.Option("--model", metavar="FILE", help=MODEL_HELP)]
+ModelOption = Annotated[Path | None, typer.Option("--model", metavar="FILE|NAME", help=MODEL_HELP)]
+CacheSpecOption = Annotated[
+    Path | None,
+    typer.Option("--cache-spec", metavar="FILE", help="JSON description of a model's layers, instead of --model."),
+]
 MemoryOption = Annotated[str | None, typer.Option("--memory", metavar="SIZE", help=MEMORY_HELP)]
 HostMemoryOption = Annotated[
     str | None, typer.Option("--host-memory", metavar="SIZE", help="Memory of the host tier for each GPU, e.g. 200GiB.")
@@ -58,13 +62,20 @@ def make_options(
     tokens_per_block: int,
     max_seq_len: int | None,
     window_shares: str | None,
+    reserved: str | None = None,
 ) -> SizingOptions:
     """Options as they were written, with amounts in bytes."""
+    from trtkv.errors import InvalidInputError
     from trtkv.sizing.cache_plan import SizingOptions
     from trtkv.sizing.memory_size import parse_memory_size
 
+    given = parse_memory_size(memory, "--memory")
+    reserved_bytes = 0 if reserved is None else parse_memory_size(reserved, "--reserved")
+    if reserved_bytes and reserved_bytes >= given:
+        raise InvalidInputError(f"--reserved {reserved} leaves nothing of --memory {memory} for the cache")
     return SizingOptions(
-        memory_bytes=parse_memory_size(memory, "--memory"),
+        memory_bytes=given - reserved_bytes,
+        reserved_bytes=reserved_bytes,
         host_memory_bytes=0 if host_memory is None else parse_memory_size(host_memory, "--host-memory"),
         kv_dtype=kv_dtype.value,
         tokens_per_block=tokens_per_block,
@@ -74,9 +85,9 @@ def make_options(
     )
 
 
-def make_plan(model: Path, options: SizingOptions) -> CachePlan:
-    """Read the model's config and size its cache."""
+def make_plan(model: Path | None, cache_spec: Path | None, options: SizingOptions) -> CachePlan:
+    """Read the model and size its cache."""
     from trtkv.sizing.cache_plan import make_cache_plan
-    from trtkv.sizing.model_shape import read_model_shape
+    from trtkv.sizing.model_source import read_model
 
-    return make_cache_plan(read_model_shape(model), options)
+    return make_cache_plan(read_model(model, cache_spec, ask_checkpoint=options.kv_dtype == "auto"), options)

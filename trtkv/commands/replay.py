@@ -27,7 +27,9 @@ def run_replay(options: ReplayOptions) -> None:
     --scheduler the capacity and the micro-batch scheduler decide instead, step by step on a virtual clock.
     """
     job = make_job(options, partial(typer.echo, err=True))
-    check_outputs((options.json_file, options.record, *job.extras.files), [options.trace])
+    check_outputs(
+        (options.json_file, options.record, *job.extras.files), [options.trace, options.model, options.cache_spec]
+    )
     outcome = run_job(job, _read(make_trace_settings(options), options.live), progress_bar)
     warning = warn_of_never_run(outcome)
     if warning is not None:

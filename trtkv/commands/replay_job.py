@@ -162,8 +162,8 @@ def _make_config(options: ReplayOptions, tell: Callable[[str], None] | None) -> 
         windows=tuple(map(_parse_window, options.window or ["full"])),
         compatibility=options.compatibility,
     )
-    if options.model is None or options.memory is None:
-        about_a_model = ("model", "memory", "host_memory", "max_seq_len", "window_shares")
+    if (options.model is None and options.cache_spec is None) or options.memory is None:
+        about_a_model = ("model", "cache_spec", "memory", "host_memory", "max_seq_len", "window_shares")
         if any(getattr(options, name) is not None for name in about_a_model) or options.tp != 1:
             raise InvalidInputError("a cache is sized from --model and --memory together; give both")
         return config
@@ -180,9 +180,11 @@ def _make_config(options: ReplayOptions, tell: Callable[[str], None] | None) -> 
         options.max_seq_len,
         options.window_shares,
     )
-    plan = make_plan(options.model, sizing)
+    plan = make_plan(options.model, options.cache_spec, sizing)
     if tell is not None:
         tell(f"size: {describe_cache_plan(plan)}")
+        for note in plan.shape.notes:
+            tell(f"size: {note}")
     return apply_cache_plan(config, plan)
 
 

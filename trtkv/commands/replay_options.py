@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from trtkv.commands.model_options import (
+    CacheSpecOption,
     HostMemoryOption,
     KvDtypeChoice,
     KvDtypeOption,
@@ -83,6 +84,7 @@ class ReplayOptions:
         str | None, typer.Option(metavar="N", help="Tokens that the host tier holds.  [default: 0]")
     ] = None
     model: ModelOption = None
+    cache_spec: CacheSpecOption = None
     memory: MemoryOption = None
     host_memory: HostMemoryOption = None
     kv_dtype: KvDtypeOption = KvDtypeChoice.AUTO

@@ -72,7 +72,7 @@ def sweep(
 
     options = OptionParser()
     grid = {"trace": traces, **parse_settings(settings, options.names)}
-    tasks = make_tasks(grid, options)
+    tasks = make_tasks(grid, options, _once(functools.partial(typer.echo, err=True)))
     check_outputs((results, csv, parquet), traces)
     if parquet is not None:
         check_parquet()
@@ -106,8 +106,25 @@ def run_replay(trace: RequestTrace, job: ReplayJob) -> Report:
     return short_report(run_job(job, trace, functools.partial(progress_bar, quiet=True)))
 
 
-def make_tasks(grid: Mapping[str, Sequence[str]], options: OptionParser) -> list[SweepTask]:
-    """A task for each combination, in order. InvalidInputError names one that cannot be run."""
+def _once(tell: Callable[[str], None]) -> Callable[[str], None]:
+    """Says each line once, however many runs of the grid have it."""
+    said: set[str] = set()
+
+    def tell_once(line: str) -> None:
+        if line not in said:
+            said.add(line)
+            tell(line)
+
+    return tell_once
+
+
+def make_tasks(
+    grid: Mapping[str, Sequence[str]], options: OptionParser, tell: Callable[[str], None] | None = None
+) -> list[SweepTask]:
+    """A task for each combination, in order. InvalidInputError names one that cannot be run.
+
+    ``tell`` is called with what the memory of each model became, and with the notes on the model.
+    """
     from trtkv.errors import InvalidInputError, TrtkvError
     from trtkv.replay.sweep.grid import describe, expand_grid
 
@@ -115,18 +132,23 @@ def make_tasks(grid: Mapping[str, Sequence[str]], options: OptionParser) -> list
     tasks = []
     for configuration in expand_grid(grid):
         try:
-            tasks.append(_make_task(configuration, options, digest))
+            tasks.append(_make_task(configuration, options, digest, tell))
         except TrtkvError as error:
             raise InvalidInputError(f"{describe(configuration)}: {error}") from error
     return tasks
 
 
-def _make_task(configuration: Configuration, options: OptionParser, digest: Callable[[str], str | None]) -> SweepTask:
+def _make_task(
+    configuration: Configuration,
+    options: OptionParser,
+    digest: Callable[[str], str | None],
+    tell: Callable[[str], None] | None,
+) -> SweepTask:
     from trtkv._version import __version__
     from trtkv.replay.sweep.task import SweepTask
 
     given = options.parse(configuration)
-    trace, job = make_trace_settings(given), make_job(given)
+    trace, job = make_trace_settings(given), make_job(given, tell)
     about = {
         "version": __version__,
         "trace": {

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from trtkv.checks import check_integer
-from trtkv.common import RECURRENT_STATES, DataType, WindowSize
+from trtkv.common import RECURRENT_STATES, BlocksPerWindow, DataType, WindowSize
 from trtkv.errors import ConfigurationError, InvalidInputError
 from trtkv.pools.capacity_estimation import (
     calculate_bytes_per_token,
     calculate_max_block_requirements_per_beam,
+    calculate_max_num_blocks,
     group_layers_by_window_size,
+    read_window_size_shares,
 )
-from trtkv.pools.memory import CacheMemory
+from trtkv.pools.memory import (
+    CacheMemory,
+    calculate_blocks_per_window,
+    reduce_block_counts,
+)
+from trtkv.records.config import KvCacheConfig, ModelConfig
 from trtkv.records.linear_attention import LinearAttentionMetadata
 from trtkv.records.window_size_metadata import PoolConfiguration
+from trtkv.sizing.pipeline_stages import split_into_stages
 
 if TYPE_CHECKING:
-    from trtkv.records.config import KvCacheConfig, ModelConfig
     from trtkv.sizing.model_shape import ModelShape
-
-INDEX_KEYS_PER_SCALE: Final = 128
-"""Elements of an index key that share a scale of 4 bytes."""
 
 KV_DTYPES: Final = ("auto", "float", "half", "bf16", "fp8", "int8", "nvfp4")
 """Element types that a cache may have."""
@@ -44,6 +48,10 @@ class SizingOptions:
     """Longest sequence in tokens; None: max_position_embeddings of the model."""
     tp_size: int = 1
     """Ranks that share the heads."""
+    pp_size: int = 1
+    """Stages that share the layers; the figures are those of a rank of the tightest one."""
+    reserved_bytes: int = 0
+    """Bytes of the device memory that are not the cache's, beside ``memory_bytes``; for reports only."""
     windows: tuple[WindowSize | None, ...] = ()
     """Attention windows repeated over the layers instead of the model's own; None in it is full attention."""
     max_batch_size: int = 1
@@ -73,6 +81,8 @@ class WindowPlan(NamedTuple):
     primary_blocks: int
     secondary_blocks: int
     tokens_per_block: int
+    index_bytes_per_token: int
+    """The part of bytes_per_token that is index keys."""
     blocks_per_sequence: int
     """Blocks that the longest sequence holds at most, once it generates; for recurrent states its snapshots too."""
 
@@ -146,7 +156,7 @@ class CachePlan:
         return min(self.max_sequence_length, *tokens)
 
     @property
-    def blocks_per_window(self) -> dict[WindowSize, tuple[int, int]]:
+    def blocks_per_window(self) -> BlocksPerWindow:
         """Primary and secondary blocks, as a manager takes them."""
         return {window.window_size: (window.primary_blocks, window.secondary_blocks) for window in self.windows}
 
@@ -158,38 +168,125 @@ class CachePlan:
 def make_cache_plan(shape: ModelShape, options: SizingOptions) -> CachePlan:
     """Size a cache with the manager's own arithmetic (calculate_max_num_blocks).
 
-    Raises ConfigurationError for options that do not go together, and when a window gets no block.
+    With pipeline stages it is the cache of the stage that holds most bytes of a token, and every window has the fewest
+    blocks of any stage, as ranks agree on. Raises ConfigurationError for options that cannot be combined, and when a
+    window gets no block.
     """
-    from trtkv.pools.memory import calculate_blocks_per_window
-
     _check(options)
+    stages = split_into_stages(shape, options.pp_size)
+    plans = [_plan_stage(stage, options) for stage in stages]
+    if len(plans) == 1:
+        return plans[0]
+    return _agreed(plans)
+
+
+def _agreed(plans: Sequence[CachePlan]) -> CachePlan:
+    """The fullest of the stages' plans with the blocks that all stages have."""
+    blocks = reduce_block_counts([plan.blocks_per_window for plan in plans])
+    number, plan = max(enumerate(plans), key=lambda entry: (entry[1].bytes_per_token, -entry[0]))
+    windows = tuple(
+        window._replace(primary_blocks=blocks[window.window_size][0], secondary_blocks=blocks[window.window_size][1])
+        for window in plan.windows
+    )
+    numbers = plan.shape.layer_numbers
+    note = (
+        f"pipeline stage {number + 1} of {len(plans)}, with layers {numbers[0]} to {numbers[-1]}, holds most bytes of "
+        "a token; every window has the fewest blocks of any stage"
+    )
+    return replace(plan, windows=windows, shape=replace(plan.shape, notes=(*plan.shape.notes, note)))
+
+
+def _plan_stage(shape: ModelShape, options: SizingOptions) -> CachePlan:
+    layout = make_layout(shape, options)
+    blocks = calculate_blocks_per_window(
+        layout.cache_config,
+        layout.model_config,
+        layout.without_index_keys(CacheMemory(options.memory_bytes, options.host_memory_bytes)),
+        max_batch_size=options.max_batch_size,
+        window_size_shares=options.window_size_shares,
+    )
+    return layout.plan(blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """Windows of one stage and what a token takes in each, whatever the memory."""
+
+    shape: ModelShape
+    options: SizingOptions
+    cache_config: KvCacheConfig
+    model_config: ModelConfig
+    layers_by_window: Mapping[WindowSize, list[int]]
+    bytes_per_token: Mapping[WindowSize, int]
+    """Keys and values; without index keys and states."""
+
+    def without_index_keys(self, memory: CacheMemory) -> CacheMemory:
+        """The part of the memory that is left for keys and values when some tokens have index keys beside them."""
+        index_bytes = sum(layer.index_bytes for layer in self.shape.layers)
+        if not index_bytes:
+            return memory
+        data_bytes = sum(self.bytes_per_token.values())
+        all_bytes = data_bytes + index_bytes
+        return CacheMemory(
+            memory.primary_bytes * data_bytes // all_bytes, memory.secondary_bytes * data_bytes // all_bytes
+        )
+
+    def count_primary_blocks(self, memory_bytes: int) -> dict[WindowSize, int]:
+        """Primary blocks of each window in so many bytes of device memory; 0 where there is no room for one."""
+        model, cache = self.model_config, self.cache_config
+        shares = self.options.window_size_shares
+        memory = self.without_index_keys(CacheMemory(memory_bytes, 0))
+        blocks = calculate_max_num_blocks(
+            dtype=DataType(cache.dtype),
+            num_kv_heads_per_layer=model.heads_per_layer,
+            size_per_head=model.size_per_head,
+            tokens_per_block=cache.tokens_per_block,
+            window_size_to_layers=self.layers_by_window,
+            allotted_primary_mem_bytes=memory.primary_bytes,
+            allotted_secondary_mem_bytes=0,
+            kv_factor=model.kv_factor,
+            max_batch_size=self.options.max_batch_size,
+            enable_block_reuse=cache.enable_block_reuse,
+            linear_attention_metadata=model.linear_attention_metadata,
+            pool_configurations=model.pool_configurations,
+            window_size_shares=read_window_size_shares() if shares is None else shares,
+        )
+        return {window: primary for window, (primary, _) in blocks.items()}
+
+    def plan(self, blocks: BlocksPerWindow) -> CachePlan:
+        """The plan with these primary and secondary blocks of each window."""
+        index_bytes = [layer.index_bytes for layer in self.shape.layers]
+        return CachePlan(
+            shape=self.shape,
+            options=self.options,
+            max_sequence_length=self.model_config.max_sequence_length,
+            model_config=self.model_config,
+            kv_cache_config=self.cache_config,
+            windows=tuple(
+                _window_plan(
+                    self.model_config,
+                    self.cache_config,
+                    window,
+                    layers,
+                    self.bytes_per_token.get(window),
+                    index_bytes,
+                    blocks[window],
+                )
+                for window, layers in self.layers_by_window.items()
+            ),
+        )
+
+
+def make_layout(shape: ModelShape, options: SizingOptions) -> CacheLayout:
+    """The layout of one stage. Raises ConfigurationError for options that do not suit the model."""
     max_sequence_length = options.max_sequence_length or shape.max_position_embeddings
     if max_sequence_length is None:
         raise ConfigurationError(f"{shape.name} names no longest sequence; give it with --max-seq-len")
     cache_config = _cache_config(shape, options, max_sequence_length)
     model_config = _model_config(shape, options, max_sequence_length, DataType(cache_config.dtype))
     windows = group_layers_by_window_size(cache_config.resolve_attention_windows(model_config), model_config.num_layers)
-    index_bytes = _index_bytes_per_token_and_layer(shape)
-    memory = CacheMemory(options.memory_bytes, options.host_memory_bytes)
-    blocks = calculate_blocks_per_window(
-        cache_config,
-        model_config,
-        _without_index_keys(memory, index_bytes, model_config, windows, cache_config.resolve_dtype(model_config)),
-        max_batch_size=options.max_batch_size,
-        window_size_shares=options.window_size_shares,
-    )
     bytes_per_token = _bytes_per_token(model_config, windows, cache_config.resolve_dtype(model_config))
-    return CachePlan(
-        shape=shape,
-        options=options,
-        max_sequence_length=max_sequence_length,
-        model_config=model_config,
-        kv_cache_config=cache_config,
-        windows=tuple(
-            _window_plan(model_config, cache_config, window, layers, bytes_per_token.get(window), index_bytes, counts)
-            for (window, layers), counts in zip(windows.items(), blocks.values(), strict=True)
-        ),
-    )
+    return CacheLayout(shape, options, cache_config, model_config, windows, bytes_per_token)
 
 
 def _check(options: SizingOptions) -> None:
@@ -198,6 +295,8 @@ def _check(options: SizingOptions) -> None:
         ("host memory", options.host_memory_bytes, 0),
         ("tokens per block", options.tokens_per_block, 1),
         ("tensor parallel size", options.tp_size, 1),
+        ("number of pipeline stages", options.pp_size, 1),
+        ("reserved memory", options.reserved_bytes, 0),
         ("batch size", options.max_batch_size, 1),
     ):
         check_integer(name, value, least)
@@ -213,8 +312,6 @@ def _check(options: SizingOptions) -> None:
 
 
 def _cache_config(shape: ModelShape, options: SizingOptions, max_sequence_length: int) -> KvCacheConfig:
-    from trtkv.records.config import KvCacheConfig
-
     chosen = options.windows or tuple(layer.window for layer in shape.layers)
     return KvCacheConfig(
         tokens_per_block=options.tokens_per_block,
@@ -230,8 +327,6 @@ def _cache_config(shape: ModelShape, options: SizingOptions, max_sequence_length
 def _model_config(
     shape: ModelShape, options: SizingOptions, max_sequence_length: int, kv_dtype: DataType
 ) -> ModelConfig:
-    from trtkv.records.config import ModelConfig
-
     return ModelConfig(
         num_layers=len(shape.layers),
         num_kv_heads_per_layer=tuple(layer.num_kv_heads for layer in shape.layers),
@@ -247,7 +342,11 @@ def _model_config(
 
 
 def _main_size_per_head(shape: ModelShape) -> int:
-    return next(layer.size_per_head for layer in shape.layers if layer.window != RECURRENT_STATES)
+    """Head size of the first attention layer."""
+    size = next((layer.size_per_head for layer in shape.layers if layer.window != RECURRENT_STATES), None)
+    if size is None:
+        raise ConfigurationError(f"a pipeline stage of {shape.name} has no attention layer; choose fewer stages")
+    return size
 
 
 def _pool_configurations(
@@ -301,33 +400,13 @@ def _bytes_per_token(
     )
 
 
-def _index_bytes_per_token_and_layer(shape: ModelShape) -> int:
-    """Bytes of an index key and its scales; 0 without index keys."""
-    return shape.index_head_dim + shape.index_head_dim // INDEX_KEYS_PER_SCALE * 4
-
-
-def _without_index_keys(
-    memory: CacheMemory,
-    index_bytes: int,
-    model: ModelConfig,
-    windows: Mapping[WindowSize, list[int]],
-    dtype: DataType,
-) -> CacheMemory:
-    """The part of the memory that is left for keys and values when each token has an index key beside it."""
-    if not index_bytes:
-        return memory
-    data_bytes = sum(_bytes_per_token(model, windows, dtype).values())
-    all_bytes = data_bytes + index_bytes * model.num_layers
-    return CacheMemory(memory.primary_bytes * data_bytes // all_bytes, memory.secondary_bytes * data_bytes // all_bytes)
-
-
 def _window_plan(
     model: ModelConfig,
     cache: KvCacheConfig,
     window: WindowSize,
     layers: list[int],
     data_bytes_per_token: int | None,
-    index_bytes: int,
+    index_bytes: Sequence[int],
     counts: tuple[int, ...],
 ) -> WindowPlan:
     pool = next((pool for pool in model.pool_configurations if pool.window_size == window), None)
@@ -342,7 +421,7 @@ def _window_plan(
             else 1
         )
     else:
-        bytes_per_token = data_bytes_per_token + index_bytes * len(layers)
+        bytes_per_token = data_bytes_per_token + sum(index_bytes[layer] for layer in layers)
         bytes_per_block = bytes_per_token * cache.tokens_per_block
         blocks_per_sequence = calculate_max_block_requirements_per_beam(
             model.max_sequence_length, 0, window, cache.tokens_per_block
@@ -359,5 +438,6 @@ def _window_plan(
         primary_blocks=counts[0],
         secondary_blocks=counts[1],
         tokens_per_block=cache.tokens_per_block,
+        index_bytes_per_token=sum(index_bytes[layer] for layer in layers),
         blocks_per_sequence=blocks_per_sequence,
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
+from trtkv.common import WindowSize
 from trtkv.errors import InvalidInputError
-from trtkv.sizing.hf_config import HfConfig
+from trtkv.sizing.hf_config import MAX_LAYERS, HfConfig
 from trtkv.sizing.model_families import ModelFamily
 
 
@@ -22,12 +23,28 @@ class LayerKind(Enum):
     NOTHING = "nothing"
 
 
+WHOLE_SEQUENCE: Final = (LayerKind.FULL, LayerKind.CHUNKED, LayerKind.INDEXED)
+"""Kinds that keep every token."""
+
+
+class Layer(NamedTuple):
+    """One layer as its config describes it; None stands for what all layers of its kind have."""
+
+    kind: LayerKind
+    num_kv_heads: int | None = None
+    size_per_head: int | None = None
+    window: WindowSize | None = None
+    num_index_values: int = 0
+    """Elements in the model's type that every rank keeps of a token beside its keys and values."""
+
+
 _LAYER_TYPES: Final[Mapping[str, LayerKind]] = {
     "full_attention": LayerKind.FULL,
     "attention": LayerKind.FULL,
     "sliding_attention": LayerKind.SLIDING,
     "chunked_attention": LayerKind.CHUNKED,
     "indexed_attention": LayerKind.INDEXED,
+    "deepseek_sparse_attention": LayerKind.INDEXED,
     "linear_attention": LayerKind.STATES,
     "mamba": LayerKind.STATES,
     "mamba2": LayerKind.STATES,
@@ -40,21 +57,11 @@ _PATTERN_LETTERS: Final[Mapping[str, LayerKind]] = {
     "-": LayerKind.NOTHING,
     "E": LayerKind.NOTHING,
 }
-_UNKNOWN_CACHE_HINTS: Final = (
-    "mamba",
-    "ssm_",
-    "linear_",
-    "conv_",
-    "rnn",
-    "lru_",
-    "rwkv",
-    "recurrent",
-    "attn_layer_",
-    "block_types",
-    "cross_attention",
-    "compress",
-)
-"""Beginnings of keys that tell of caches which a model type not known here may have."""
+
+
+def count_layers(config: HfConfig) -> int:
+    """``num_hidden_layers``, which has to be there."""
+    return config.integer("num_hidden_layers", 1, MAX_LAYERS)
 
 
 def read_layer_kinds(config: HfConfig, family: ModelFamily | None) -> list[LayerKind]:
@@ -63,12 +70,12 @@ def read_layer_kinds(config: HfConfig, family: ModelFamily | None) -> list[Layer
     Layers that use the keys and values of an earlier one keep nothing. Raises InvalidInputError where the config does
     not tell.
     """
-    kinds = _listed_kinds(config)
+    kinds = _listed_kinds(config, family)
     if kinds is None:
-        kinds = _plain_kinds(config) if family is None else _attention_kinds(config, family)
+        kinds = [LayerKind.FULL] * count_layers(config) if family is None else _attention_kinds(config, family)
     if family is not None and family.last_is_full:
         kinds[-1] = LayerKind.FULL
-    num_shared = config.optional_integer("num_kv_shared_layers", 0) or 0
+    num_shared = (config.optional_integer("num_kv_shared_layers", 0) or 0) if _shares_layers(family) else 0
     if num_shared >= len(kinds):
         raise config.fault("num_kv_shared_layers", num_shared, f"fewer than the {len(kinds)} layers")
     if num_shared:
@@ -76,17 +83,32 @@ def read_layer_kinds(config: HfConfig, family: ModelFamily | None) -> list[Layer
     return kinds
 
 
-def _listed_kinds(config: HfConfig) -> list[LayerKind] | None:
+def _shares_layers(family: ModelFamily | None) -> bool:
+    return family is not None and "num_kv_shared_layers" in family.defaults
+
+
+def _listed_kinds(config: HfConfig, family: ModelFamily | None) -> list[LayerKind] | None:
     """Kinds that the config writes down layer by layer."""
     for key in ("layer_types", "layers_block_type"):
         listed = config.optional_list(key)
         if listed is not None:
-            return _check_count(config, key, _translated(config, key, listed, _LAYER_TYPES))
+            return _check_count(config, key, _translated(config, key, _main_layers(config, listed), _LAYER_TYPES))
     key = "hybrid_override_pattern"
+    if family is None or family.states is None:
+        return None
     pattern = config.optional_text(key)
     if pattern is None:
         return None
     return _check_count(config, key, _translated(config, key, list(pattern), _PATTERN_LETTERS))
+
+
+def _main_layers(config: HfConfig, listed: list[object]) -> list[object]:
+    """The list without the layers that predict more tokens, where exactly those are too many (Step 3.5)."""
+    num_layers = config.optional_integer("num_hidden_layers") if config.is_written("num_hidden_layers") else None
+    extra = len(listed) - num_layers if num_layers is not None else 0
+    if extra > 0 and config.get("num_nextn_predict_layers") == extra:
+        return listed[:-extra]
+    return listed
 
 
 def _translated(
@@ -101,8 +123,8 @@ def _translated(
 
 
 def _check_count(config: HfConfig, key: str, kinds: list[LayerKind]) -> list[LayerKind]:
-    num_layers = config.optional_integer("num_hidden_layers") if "num_hidden_layers" in config.keys else None
-    if not kinds or (num_layers is not None and num_layers != len(kinds)):
+    num_layers = count_layers(config) if config.is_written("num_hidden_layers") else None
+    if not kinds or len(kinds) > MAX_LAYERS or num_layers not in (None, len(kinds)):
         raise InvalidInputError(
             f"{config.source}: {key} lists {len(kinds)} layers, but num_hidden_layers is {num_layers}"
         )
@@ -111,16 +133,20 @@ def _check_count(config: HfConfig, key: str, kinds: list[LayerKind]) -> list[Lay
 
 def _attention_kinds(config: HfConfig, family: ModelFamily) -> list[LayerKind]:
     """Kinds by the rule of a known model type."""
-    num_layers = config.integer("num_hidden_layers")
+    num_layers = count_layers(config)
     if family.states is not None:
         return _hybrid_kinds(config, family, num_layers)
-    if family.sliding == "none" or not config.optional_integer("sliding_window", 0):
+    if family.sliding == "none" or config.get("sliding_window") is None:
         return [LayerKind.FULL] * num_layers
+    if family.sliding == "from_max_window_layers":
+        first = num_layers
+        if config.boolean("use_sliding_window"):
+            config.integer("sliding_window")
+            first = config.integer("max_window_layers", 0)
+        return [LayerKind.SLIDING if layer >= first else LayerKind.FULL for layer in range(num_layers)]
+    config.integer("sliding_window")
     if family.sliding == "all":
         return [LayerKind.SLIDING] * num_layers
-    if family.sliding == "from_max_window_layers":
-        first = config.integer("max_window_layers", 0) if config.boolean("use_sliding_window") else num_layers
-        return [LayerKind.SLIDING if layer >= first else LayerKind.FULL for layer in range(num_layers)]
     pattern = config.optional_integer("sliding_window_pattern") or config.optional_integer("_sliding_window_pattern")
     every = pattern or family.pattern or 1
     return [LayerKind.SLIDING if (layer + 1) % every else LayerKind.FULL for layer in range(num_layers)]
@@ -139,16 +165,3 @@ def _hybrid_kinds(config: HfConfig, family: ModelFamily, num_layers: int) -> lis
         if len(attention) != len(indices) or not attention <= set(range(num_layers)):
             raise config.fault("attn_layer_indices", indices, f"a list of layers below {num_layers}")
     return [LayerKind.FULL if layer in attention else LayerKind.STATES for layer in range(num_layers)]
-
-
-def _plain_kinds(config: HfConfig) -> list[LayerKind]:
-    """Full attention in each layer of a model type not known here, unless its keys tell of something else."""
-    hints = sorted(key for key in config.keys if key.startswith(_UNKNOWN_CACHE_HINTS))
-    if config.optional_integer("sliding_window", 0):
-        hints.insert(0, "sliding_window")
-    if hints:
-        raise InvalidInputError(
-            f"{config.source}: model type {config.get('model_type')!r} is not known here, and {', '.join(hints)} may "
-            "change what its layers keep; write layer_types (full_attention, sliding_attention) into a copy of the file"
-        )
-    return [LayerKind.FULL] * config.integer("num_hidden_layers")

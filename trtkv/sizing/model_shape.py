@@ -5,19 +5,26 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from trtkv.common import RECURRENT_STATES, CacheType, DataType, WindowSize
 from trtkv.errors import InvalidInputError
-from trtkv.sizing.hf_config import CONFIG_FILE_NAME, HfConfig, read_hf_config
-from trtkv.sizing.layer_kinds import LayerKind, read_layer_kinds
+from trtkv.sizing.checkpoint_cache_type import CheckpointCacheType, quant_file_beside, read_checkpoint_cache_type
+from trtkv.sizing.hf_config import CONFIG_FILE_NAME, HfConfig, config_file, read_hf_config
+from trtkv.sizing.key_check import check_keys_of_known_type, check_keys_of_unknown_type
+from trtkv.sizing.kv_heads import check_kv_heads, read_num_kv_heads, read_size_per_head
+from trtkv.sizing.layer_kinds import WHOLE_SEQUENCE, Layer, LayerKind
+from trtkv.sizing.layer_rules import read_layers
 from trtkv.sizing.model_families import FAMILIES, REFUSED, ModelFamily
 from trtkv.sizing.recurrent_states import RecurrentStates, read_recurrent_states
 
 DEFAULT_DTYPE: Final = DataType.BF16
 """Taken for a config without an element type."""
+
+INDEX_KEYS_PER_SCALE: Final = 128
+"""Elements of an index key that share a scale of 4 bytes."""
 
 _DTYPES: Final[Mapping[str, DataType]] = {
     "float32": DataType.FLOAT,
@@ -26,13 +33,6 @@ _DTYPES: Final[Mapping[str, DataType]] = {
     "half": DataType.HALF,
     "bfloat16": DataType.BF16,
 }
-_KV_ALGORITHMS: Final[Mapping[str, DataType]] = {"FP8": DataType.FP8, "INT8": DataType.INT8, "NVFP4": DataType.NVFP4}
-_KV_SCHEMES: Final[Mapping[str, DataType]] = {
-    "float8": DataType.FP8,
-    "int8": DataType.INT8,
-    "float4": DataType.NVFP4,
-}
-_WHOLE_SEQUENCE: Final = (LayerKind.FULL, LayerKind.CHUNKED, LayerKind.INDEXED)
 
 
 class CachedLayer(NamedTuple):
@@ -43,6 +43,8 @@ class CachedLayer(NamedTuple):
     num_kv_heads: int
     """Before tensor parallelism."""
     size_per_head: int
+    index_bytes: int = 0
+    """Bytes of a token's index key beside its keys and values, the same on every rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,25 @@ class ModelShape:
     state_dtype: DataType
     """Element type of recurrent states other than those of convolutions."""
     index_head_dim: int
-    """Elements of an index key beside each token, in bytes; 0 without."""
+    """Elements of an index key in 8 bits; 0 without, or where index keys have the model's type."""
     notes: tuple[str, ...]
     """What a reader of the sizes should know."""
+    facts: Mapping[str, tuple[object, str | None]] = field(default_factory=dict)
+    """What was read: value and the key where it stood, None for a default of the model type."""
+    positions: tuple[int, ...] = ()
+    """Number of each of ``layers`` among all layers of the model; empty: they are all of them."""
+    source: str = ""
+    """Path that was read, or ``known``."""
+
+    @property
+    def has_even_index_keys(self) -> bool:
+        """Whether every layer has the same index key, as a manager's own pool of index keys has."""
+        return self.index_head_dim > 0 and len({layer.index_bytes for layer in self.layers}) == 1
+
+    @property
+    def layer_numbers(self) -> tuple[int, ...]:
+        """Number of each of ``layers`` among all layers of the model."""
+        return self.positions or tuple(range(len(self.layers)))
 
     @property
     def linear_layer_indices(self) -> tuple[int, ...]:
@@ -74,93 +92,143 @@ class ModelShape:
         return tuple(i for i, layer in enumerate(self.layers) if layer.window == RECURRENT_STATES)
 
 
-def read_model_shape(path: str | os.PathLike[str]) -> ModelShape:
+def read_model_shape(path: str | os.PathLike[str], *, ask_checkpoint: bool = True) -> ModelShape:
     """The shape of the model whose config.json (or folder with one) this is.
 
-    Raises InvalidInputError when the file cannot be read or does not tell what the layers keep.
+    ``ask_checkpoint``: whether its files may ask for an element type of the cache. Raises InvalidInputError when a
+    file cannot be read or does not tell what the layers keep.
     """
-    file = Path(path)
+    file = config_file(path)
+    config = read_hf_config(file)
     name = file.resolve().parent.name if file.name == CONFIG_FILE_NAME else file.name.removesuffix(".json")
-    return make_model_shape(read_hf_config(file), name)
+    name = name.encode("utf-8", "replace").decode("utf-8")
+    return make_model_shape(config, name, quant_file=quant_file_beside(file), ask_checkpoint=ask_checkpoint)
 
 
-def make_model_shape(config: HfConfig, name: str) -> ModelShape:
-    """The shape of a config that is read already."""
-    model_type = config.optional_text("model_type") or ""
-    _refuse(config, model_type)
+def make_model_shape(
+    config: HfConfig, name: str, *, quant_file: Path | None = None, ask_checkpoint: bool = True
+) -> ModelShape:
+    """The shape of a config that is read already; ``quant_file`` is the hf_quant_config.json beside it."""
+    model_type = _read_model_type(config)
     family = FAMILIES.get(model_type)
     notes: list[str] = []
     if family is None:
+        check_keys_of_unknown_type(config, model_type)
         notes.append(f"model type {model_type!r} is not known here: read by the usual keys")
     else:
-        config = config.with_defaults(family.defaults)
-    kinds = read_layer_kinds(config, family)
-    if not any(kind in (*_WHOLE_SEQUENCE, LayerKind.SLIDING) for kind in kinds):
+        config = config.of_family(family.defaults, family.names)
+    layers = read_layers(config, family)
+    kinds = [layer.kind for layer in layers]
+    if not any(kind in (*WHOLE_SEQUENCE, LayerKind.SLIDING) for kind in kinds):
         raise InvalidInputError(f"{config.source}: no layer has attention, so there are no tokens to page")
-    states = _read_states(config, kinds, family)
-    is_latent = config.get("kv_lora_rank") is not None
-    layers = tuple(_make_layer(config, kind, is_latent) for kind in kinds if kind is not LayerKind.NOTHING)
+    _check_sliding(config, kinds)
+    is_latent = _is_latent(config, family)
     dtype = _read_dtype(config, notes)
-    notes += _layer_notes(config, kinds, is_latent)
-    index_head_dim = config.optional_integer("index_head_dim", 0) or 0
-    return ModelShape(
+    states = _read_states(config, kinds, family)
+    cached = _cached_layers(config, family, layers, dtype, is_latent=is_latent)
+    shape = ModelShape(
         name=name,
         model_type=model_type,
-        num_layers=len(kinds),
-        layers=layers,
+        num_layers=len(layers),
+        layers=cached,
         dtype=dtype,
-        kv_dtype=_read_kv_dtype(config, notes) or dtype,
+        kv_dtype=dtype,
         cache_type=CacheType.SELFKONLY if is_latent else CacheType.SELF,
         max_position_embeddings=config.optional_integer("max_position_embeddings"),
         states=states,
-        state_dtype=_read_state_dtype(config, dtype),
-        index_head_dim=index_head_dim if is_latent else 0,
-        notes=tuple(notes),
+        state_dtype=_read_state_dtype(config, family, dtype),
+        positions=tuple(i for i, kind in enumerate(kinds) if kind is not LayerKind.NOTHING),
+        index_head_dim=config.integer("index_head_dim") if LayerKind.INDEXED in kinds else 0,
+        notes=(),
     )
+    if family is not None:
+        check_keys_of_known_type(config, family, is_latent=is_latent)
+    asked = read_checkpoint_cache_type(config, quant_file) if ask_checkpoint else CheckpointCacheType(None, ())
+    notes += [*_default_notes(config), *_layer_notes(config, layers, cached, is_latent), *asked.notes]
+    return replace(shape, kv_dtype=asked.dtype or dtype, notes=tuple(notes), facts=config.facts)
 
 
-def _refuse(config: HfConfig, model_type: str) -> None:
-    if model_type in REFUSED:
-        raise InvalidInputError(f"{config.source}: the cache of {model_type} cannot be sized: {REFUSED[model_type]}")
-    if config.get_outer("is_encoder_decoder") is True:
+def _read_model_type(config: HfConfig) -> str:
+    """The type of the text part, or of the whole where it has none; refuses what cannot be sized."""
+    own = config.optional_text("model_type")
+    outer = config.get_outermost("model_type")
+    if outer is not None and not isinstance(outer, str):
+        raise config.fault("model_type", outer, "a text")
+    model_type = own or outer or ""
+    reason = _compressed_entries(config)
+    for name in (model_type, outer or ""):
+        reason = reason or REFUSED.get(name)
+    if reason is None and config.get_outer("is_encoder_decoder") not in (None, False):
+        reason = "an encoder-decoder model has two caches, whose sizes depend on the input"
+    if reason is not None:
+        raise InvalidInputError(f"{config.source}: the cache of {model_type or 'this model'} cannot be sized: {reason}")
+    return model_type
+
+
+def _compressed_entries(config: HfConfig) -> str | None:
+    ratios = config.get("compress_ratios")
+    if not ratios:
+        return None
+    numbers = sorted({ratio for ratio in ratios if type(ratio) is int and ratio > 1}) if type(ratios) is list else []
+    each = " or ".join(map(str, numbers[:4])) or "several"
+    return f"its layers keep compressed entries, one for {each} tokens, which the block manager cannot page"
+
+
+def _check_sliding(config: HfConfig, kinds: list[LayerKind]) -> None:
+    """Layers that are listed as sliding contradict a switch that is off."""
+    if LayerKind.SLIDING in kinds and config.get("use_sliding_window") is False:
         raise InvalidInputError(
-            f"{config.source}: an encoder-decoder model has two caches, whose sizes depend on the input; not sized here"
+            f"{config.source}: use_sliding_window is false, but {kinds.count(LayerKind.SLIDING)} layers are sliding"
         )
 
 
-def _make_layer(config: HfConfig, kind: LayerKind, is_latent: bool) -> CachedLayer:
-    window = config.integer("sliding_window") if kind is LayerKind.SLIDING else None
+def _is_latent(config: HfConfig, family: ModelFamily | None) -> bool:
+    """Whether layers keep a latent vector (MLA) instead of keys and values."""
+    if family is None or not family.is_latent or config.get("use_mla") is False:
+        return False
+    if config.get("kv_lora_rank") is not None:
+        return True
+    for key in ("qk_rope_head_dim", "qk_nope_head_dim"):
+        if config.is_written(key) and config.get(key) != 0:
+            raise config.fault("kv_lora_rank", None, f"a whole number, although {key} is {config.get(key)!r:.80}")
+    return False
+
+
+def _cached_layers(
+    config: HfConfig, family: ModelFamily | None, layers: list[Layer], dtype: DataType, *, is_latent: bool
+) -> tuple[CachedLayer, ...]:
+    """The layers that keep something; all of one kind and heads are one object."""
+    made: dict[Layer, CachedLayer] = {}
+    for layer in layers:
+        if layer.kind is not LayerKind.NOTHING and layer not in made:
+            made[layer] = _cached_layer(config, family, layer, dtype, is_latent=is_latent)
+    return tuple(made[layer] for layer in layers if layer.kind is not LayerKind.NOTHING)
+
+
+def _cached_layer(
+    config: HfConfig, family: ModelFamily | None, layer: Layer, dtype: DataType, *, is_latent: bool
+) -> CachedLayer:
+    window = layer.window
+    if layer.kind is LayerKind.SLIDING and window is None:
+        window = config.integer("sliding_window")
+    index_bytes = layer.num_index_values * dtype.num_bits // 8
+    if layer.kind is LayerKind.INDEXED:
+        size = config.integer("index_head_dim")
+        index_bytes += size + size // INDEX_KEYS_PER_SCALE * 4
     if is_latent:
         size = config.integer("kv_lora_rank") + config.integer("qk_rope_head_dim")
-        return CachedLayer(window, 1, size)
-    num_kv_heads, size_per_head = _num_kv_heads(config), _size_per_head(config)
-    if kind is LayerKind.STATES:
+        return CachedLayer(RECURRENT_STATES if layer.kind is LayerKind.STATES else window, 1, size, index_bytes)
+    size_per_head = layer.size_per_head or read_size_per_head(config)
+    num_kv_heads = read_num_kv_heads(config, family) if layer.num_kv_heads is None else layer.num_kv_heads
+    if layer.num_kv_heads is None:
+        check_kv_heads(config, num_kv_heads)
+    if layer.kind is LayerKind.STATES:
         return CachedLayer(RECURRENT_STATES, num_kv_heads, size_per_head)
-    if kind in _WHOLE_SEQUENCE:
+    if layer.kind in WHOLE_SEQUENCE and family is not None and "global_head_dim" in family.defaults:
         size_per_head = config.optional_integer("global_head_dim") or size_per_head
         if config.boolean("attention_k_eq_v"):
             num_kv_heads = config.optional_integer("num_global_key_value_heads") or num_kv_heads
-    return CachedLayer(window, num_kv_heads, size_per_head)
-
-
-def _num_kv_heads(config: HfConfig) -> int:
-    if config.boolean("multi_query") and not config.boolean("new_decoder_architecture"):
-        return 1
-    num_heads = config.optional_integer("num_key_value_heads")
-    return config.integer("num_attention_heads") if num_heads is None else num_heads
-
-
-def _size_per_head(config: HfConfig) -> int:
-    size = config.optional_integer("head_dim")
-    if size is not None:
-        return size
-    hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    if hidden_size % num_heads:
-        raise InvalidInputError(
-            f"{config.source}: hidden_size {hidden_size} is no multiple of num_attention_heads {num_heads}, and "
-            "head_dim is missing"
-        )
-    return hidden_size // num_heads
+    return CachedLayer(window, num_kv_heads, size_per_head, index_bytes)
 
 
 def _read_states(config: HfConfig, kinds: list[LayerKind], family: ModelFamily | None) -> RecurrentStates | None:
@@ -185,12 +253,13 @@ def _read_dtype(config: HfConfig, notes: list[str]) -> DataType:
     return dtype
 
 
-def _read_state_dtype(config: HfConfig, dtype: DataType) -> DataType:
+def _read_state_dtype(config: HfConfig, family: ModelFamily | None, dtype: DataType) -> DataType:
     for key in ("mamba_ssm_cache_dtype", "mamba_ssm_dtype"):
         written = config.get(key)
         if written is not None and written != "auto":
             return _named_dtype(config, key, written)
-    return dtype
+    # Engines keep the state of Kimi's delta attention in 32 bits; its config does not say so.
+    return DataType.FLOAT if family is not None and family.states == "kda" else dtype
 
 
 def _named_dtype(config: HfConfig, key: str, written: object) -> DataType:
@@ -200,32 +269,43 @@ def _named_dtype(config: HfConfig, key: str, written: object) -> DataType:
     return _DTYPES[name]
 
 
-def _read_kv_dtype(config: HfConfig, notes: list[str]) -> DataType | None:
-    """The cache type of a quantised checkpoint, or None."""
-    quantization = config.get_outer("quantization_config")
-    if not isinstance(quantization, dict):
-        return None
-    found = _KV_ALGORITHMS.get(str(quantization.get("kv_cache_quant_algo")).upper())
-    scheme = quantization.get("kv_cache_scheme")
-    if found is None and isinstance(scheme, dict):
-        found = _KV_SCHEMES.get(f"{scheme.get('type')}{scheme.get('num_bits')}")
-        if found is None:
-            raise config.fault("quantization_config.kv_cache_scheme", scheme, "a cache type known here")
-    if found is not None:
-        notes.append(f"the checkpoint asks for a cache of {found.value}")
-    return found
+_SIZE_FACTS: Final = (
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "hidden_size",
+    "head_dim",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "sliding_window",
+    "index_head_dim",
+    "max_position_embeddings",
+)
 
 
-def _layer_notes(config: HfConfig, kinds: list[LayerKind], is_latent: bool) -> list[str]:
+def _default_notes(config: HfConfig) -> list[str]:
+    """Facts that the file leaves to the class of the model."""
+    facts = config.facts
+    taken = [f"{key} {facts[key][0]}" for key in _SIZE_FACTS if key in facts and facts[key][1] is None]
+    return [f"not in the file, so the defaults of the model's class: {', '.join(taken)}"] if taken else []
+
+
+def _layer_notes(config: HfConfig, layers: list[Layer], cached: tuple[CachedLayer, ...], is_latent: bool) -> list[str]:
     notes = []
-    counts = Counter(kinds)
+    counts = Counter(layer.kind for layer in layers)
     if len(counts) > 1 or LayerKind.CHUNKED in counts:
         listed = ", ".join(f"{count} {kind.value}" for kind, count in counts.items())
-        notes.append(f"{len(kinds)} layers: {listed}")
+        notes.append(f"{len(layers)} layers: {listed}")
     if counts[LayerKind.CHUNKED]:
         notes.append("layers of chunked attention are sized for the whole sequence")
     if is_latent:
         notes.append("multi-head latent attention: one latent vector per token, the same on every rank")
+    num_indexed = sum(layer.index_bytes > 0 for layer in cached)
+    if 0 < num_indexed < len(cached):
+        notes.append(
+            f"index keys are counted in the {num_indexed} layers that build them; TensorRT-LLM's own pool may have "
+            "them in every layer"
+        )
     num_predictors = config.optional_integer("num_nextn_predict_layers", 0)
     if num_predictors:
         notes.append(f"{num_predictors} more layers for predicting several tokens are not counted")

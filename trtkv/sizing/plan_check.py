@@ -57,9 +57,12 @@ def check_plan(plan: CachePlan, max_bytes: int = DEFAULT_CHECK_BYTES) -> PlanChe
     """
     scale = min(1.0, max_bytes / max(1, plan.primary_bytes + plan.secondary_bytes))
     manager = _build_manager(plan, scale)
+    sizes = [_allocated_bytes_per_block(plan, window) for window in plan.windows]
     manager.allocate_pools("cpu")
     try:
-        windows = tuple(_check_window(manager, window) for window in plan.windows)
+        windows = tuple(
+            _check_window(manager, window, planned) for window, planned in zip(plan.windows, sizes, strict=True)
+        )
         allocated = sum(map(_tensor_bytes, _all_pools(manager)))
         faults = [*_check_layers(manager, plan), *_check_budget(plan, windows)]
     finally:
@@ -80,7 +83,7 @@ def _build_manager(plan: CachePlan, scale: float) -> KVCacheManager:
         window: (max(1, int(primary * scale)), int(secondary * scale) or min(secondary, 1))
         for window, (primary, secondary) in plan.blocks_per_window.items()
     }
-    head_dim = plan.shape.index_head_dim
+    head_dim = plan.shape.index_head_dim if plan.shape.has_even_index_keys else 0
     settings = plan.kv_cache_config.to_settings(
         plan.model_config,
         blocks,
@@ -94,24 +97,31 @@ def _all_pools(manager: KVCacheManager) -> Sequence[KVCacheBlockPool]:
     return manager.block_manager.pools
 
 
-def _check_window(manager: KVCacheManager, plan: WindowPlan) -> WindowCheck:
+def _allocated_bytes_per_block(plan: CachePlan, window: WindowPlan) -> int:
+    """Bytes of a block in a manager's pools, which have index keys of every layer or of none."""
+    if plan.shape.has_even_index_keys:
+        return window.bytes_per_block
+    return window.bytes_per_block - window.index_bytes_per_token * window.tokens_per_block
+
+
+def _check_window(manager: KVCacheManager, plan: WindowPlan, bytes_per_block: int) -> WindowCheck:
     pools = [pool for pool in _all_pools(manager) if pool.window_size == plan.window_size]
     primary = sum(_num_bytes(pool.primary) for pool in pools)
     secondary = sum(_num_bytes(pool.secondary) for pool in pools)
     num_primary, num_secondary = pools[0].num_primary_blocks, pools[0].num_secondary_blocks
     faults = []
     for name, found, num_blocks in (("device", primary, num_primary), ("host", secondary, num_secondary)):
-        if found != num_blocks * plan.bytes_per_block:
+        if found != num_blocks * bytes_per_block:
             faults.append(
                 f"window {plan.window_size}: {num_blocks} blocks take {found} bytes of {name} memory, planned were "
-                f"{num_blocks * plan.bytes_per_block}"
+                f"{num_blocks * bytes_per_block}"
             )
     return WindowCheck(
         plan.window_size,
         num_primary,
         num_secondary,
         len(pools),
-        plan.bytes_per_block,
+        bytes_per_block,
         primary // num_primary,
         tuple(faults),
     )

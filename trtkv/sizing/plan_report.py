@@ -1,4 +1,4 @@
-"""PlanReport: a cache plan as a result."""
+"""PlanReport: a cache plan, and what was asked about it, as a result."""
 
 from __future__ import annotations
 
@@ -6,23 +6,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtkv.common import CacheType
+from trtkv.common import RECURRENT_STATES, CacheType, WindowSize
+from trtkv.sizing.cache_spec import SPEC_KEY, cache_spec_json
 from trtkv.tables.result import Result
-from trtkv.tables.table import Table, fact_table, list_table
+from trtkv.tables.table import Cell, Table, fact_table, list_table
 from trtkv.tables.wording import count, memory_size, window
 
 if TYPE_CHECKING:
     from trtkv.sizing.cache_plan import CachePlan, WindowPlan
     from trtkv.sizing.plan_check import PlanCheck
+    from trtkv.sizing.request_room import NeededMemory, RequestRoom
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PlanReport(Result):
-    """A plan, and what a check of it found."""
+    """A plan, what fits into it, and what a check of it found; None is what was not asked for."""
 
     plan: CachePlan
     check: PlanCheck | None = None
-    """None when none was made."""
+    room: RequestRoom | None = None
+    """What fits of requests of one length."""
+    needed: NeededMemory | None = None
+    """Memory for a number of such requests; the plan is of that memory."""
 
     def to_json(self) -> dict[str, object]:
         """Everything, in a fixed order."""
@@ -31,6 +36,7 @@ class PlanReport(Result):
         linear = model.linear_attention_metadata
         return {
             "model": shape.name,
+            "model_source": shape.source,
             "model_type": shape.model_type,
             "model_layers": shape.num_layers,
             "cached_layers": len(shape.layers),
@@ -38,12 +44,14 @@ class PlanReport(Result):
             "kv_dtype": model.dtype.value,
             "cache_type": model.cache_type.value,
             "tp_size": options.tp_size,
+            "pp_size": options.pp_size,
             "tokens_per_block": options.tokens_per_block,
             "max_sequence_length": plan.max_sequence_length,
             "block_reuse": options.block_reuse,
             "snapshot_interval": None if linear is None else linear.states_snapshot_interval,
             "index_head_dim": shape.index_head_dim,
             "memory_bytes": options.memory_bytes,
+            "reserved_bytes": options.reserved_bytes,
             "host_memory_bytes": options.host_memory_bytes,
             "bytes_per_token": plan.bytes_per_token,
             "num_sequences": plan.num_sequences,
@@ -52,12 +60,60 @@ class PlanReport(Result):
             "secondary_bytes": plan.secondary_bytes,
             "windows": [_window_json(window) for window in plan.windows],
             "notes": list(shape.notes),
+            "facts": {key: {"value": value, "from": name or "default"} for key, (value, name) in shape.facts.items()},
+            SPEC_KEY: cache_spec_json(shape),
+            "requests": None if self.room is None else _room_json(self.room),
+            "needed": None if self.needed is None else _needed_json(self.needed),
             "check": None if self.check is None else _check_json(self.check),
         }
 
+    def facts(self) -> dict[str, Cell]:
+        """Figures of the plan as a whole by name."""
+        plan, shape = self.plan, self.plan.shape
+        options, model = plan.options, plan.model_config
+        held = "keys only" if model.cache_type is CacheType.SELFKONLY else "keys and values"
+        facts: dict[str, Cell] = {
+            "model type": shape.model_type or None,
+            "layers with a cache": f"{len(shape.layers)} of {shape.num_layers}",
+            "held for a token": held,
+            "element type": model.dtype.value,
+            "bytes per token": plan.bytes_per_token,
+            "tensor parallel ranks": options.tp_size,
+            "tokens per block": options.tokens_per_block,
+            "longest sequence, tokens": plan.max_sequence_length,
+            "longest sequences at a time": plan.num_sequences,
+            "device memory": memory_size(options.memory_bytes),
+            "host memory": memory_size(options.host_memory_bytes),
+        }
+        if options.pp_size > 1:
+            facts["pipeline stages"] = options.pp_size
+        if options.reserved_bytes:
+            facts["reserved beside it"] = memory_size(options.reserved_bytes)
+        return facts
+
+    def room_facts(self) -> dict[str, Cell]:
+        """Figures about requests of one length; empty if they were not asked for."""
+        facts: dict[str, Cell] = {}
+        if self.needed is not None:
+            facts[f"bytes for {count(self.needed.num_requests)} requests"] = self.needed.memory_bytes
+            if len(self.plan.windows) > 1:
+                facts["bytes with shares that suit them"] = self.needed.shared_bytes
+        if self.room is not None:
+            facts["input + output tokens"] = (
+                f"{count(self.room.length.input_length)} + {count(self.room.length.output_length)}"
+            )
+            facts["requests at a time"] = self.room.num_requests
+            facts["tokens of these requests"] = self.room.num_tokens
+            facts["limited by window"] = _window_size_name(self.room.tightest_window)
+            if self.plan.options.host_memory_bytes:
+                facts["requests kept on the host"] = self.room.host_requests
+        return facts
+
     def tables(self) -> list[Table]:
-        """Settings, windows, and blocks of each tier."""
-        return [_settings_table(self.plan), _windows_table(self.plan), _tiers_table(self.plan)]
+        """Settings, requests if they were asked for, windows, and blocks of each tier."""
+        settings = fact_table(f"Cache of {self.plan.shape.name}", self.facts())
+        room = [] if self.room is None else [fact_table("Requests", self.room_facts())]
+        return [settings, *room, _windows_table(self.plan), _tiers_table(self.plan)]
 
     def notes(self) -> list[str]:
         """Notes on the model, what the windows share, what a check found."""
@@ -65,6 +121,9 @@ class PlanReport(Result):
         lines = [f"note: {note}" for note in plan.shape.notes]
         if len(plan.windows) > 1:
             lines.append("Each window has a share of the memory of its own: --window-shares sets them.")
+        if self.needed is not None and len(self.needed.shares) > 1:
+            shares = ",".join(f"{share:.4f}" for share in self.needed.shares)
+            lines.append(f"Shares that suit these requests: --window-shares {shares}")
         if plan.longest_prompt < plan.max_sequence_length:
             lines.append(
                 "A prompt is whole in every window until its first token: prompts longer than "
@@ -81,6 +140,39 @@ class PlanReport(Result):
             )
             lines += [f"check: {fault}" for fault in check.faults] or ["check: plan and tensors agree"]
         return lines
+
+
+def _room_json(room: RequestRoom) -> dict[str, object]:
+    return {
+        "input_length": room.length.input_length,
+        "output_length": room.length.output_length,
+        "requests": room.num_requests,
+        "tokens": room.num_tokens,
+        "limited_by": _window_size_or_none(room.tightest_window),
+        "host_requests": room.host_requests,
+        "blocks_per_request": [
+            {"window_size": _window_size_or_none(size), "generating": need.generating, "admitted": need.admitted}
+            for size, need in room.needs.items()
+        ],
+    }
+
+
+def _needed_json(needed: NeededMemory) -> dict[str, object]:
+    return {
+        "requests": needed.num_requests,
+        "memory_bytes": needed.memory_bytes,
+        "memory_bytes_with_shares": needed.shared_bytes,
+        "window_shares": list(needed.shares),
+    }
+
+
+def _window_size_or_none(size: WindowSize) -> int | None:
+    """None for recurrent states."""
+    return None if size == RECURRENT_STATES else size
+
+
+def _window_size_name(size: WindowSize) -> str:
+    return "states" if size == RECURRENT_STATES else count(size)
 
 
 def _window_json(window: WindowPlan) -> dict[str, object]:
@@ -126,31 +218,11 @@ def _kind(window: WindowPlan) -> str:
     return "states" if window.keeps_states else "full" if window.is_full else "sliding"
 
 
-def _settings_table(plan: CachePlan) -> Table:
-    shape, options, model = plan.shape, plan.options, plan.model_config
-    held = "keys only" if model.cache_type is CacheType.SELFKONLY else "keys and values"
-    return fact_table(
-        f"Cache of {shape.name}",
-        {
-            "model type": shape.model_type or None,
-            "layers with a cache": f"{len(shape.layers)} of {shape.num_layers}",
-            "held for a token": f"{held} in {model.dtype.value}",
-            "bytes per token": plan.bytes_per_token,
-            "tensor parallel ranks": options.tp_size,
-            "tokens per block": options.tokens_per_block,
-            "longest sequence, tokens": plan.max_sequence_length,
-            "longest sequences at a time": plan.num_sequences,
-            "device memory": memory_size(options.memory_bytes),
-            "host memory": memory_size(options.host_memory_bytes),
-        },
-    )
-
-
 def _windows_table(plan: CachePlan) -> Table:
     return list_table(
         "Windows",
         {
-            "window": _window_name,
+            "window": window_name,
             "layers": lambda row: row.num_layers,
             "KV heads": lambda row: None if row.keeps_states else ", ".join(map(str, row.kv_heads)),
             "head size": lambda row: None if row.keeps_states else row.size_per_head,
@@ -166,7 +238,7 @@ def _tiers_table(plan: CachePlan) -> Table:
     return list_table(
         "Blocks",
         {
-            "window": lambda row: _window_name(row[0]),
+            "window": lambda row: window_name(row[0]),
             "tier": lambda row: "host" if row[1] else "device",
             "blocks": lambda row: row[0].secondary_blocks if row[1] else row[0].primary_blocks,
             "tokens that fit": lambda row: row[0].secondary_tokens if row[1] else row[0].primary_tokens,
@@ -186,5 +258,6 @@ def _tiers(plan: CachePlan) -> Iterator[tuple[WindowPlan, int]]:
             yield row, 1
 
 
-def _window_name(row: WindowPlan) -> str:
+def window_name(row: WindowPlan) -> str:
+    """What a window is called."""
     return "states" if row.keeps_states else window(row.window_size, is_full=row.is_full)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from trtkv.common import DataType, ceil_div
 from trtkv.errors import ConfigurationError
 from trtkv.sizing.hf_config import HfConfig
+from trtkv.sizing.kv_heads import read_size_per_head
 from trtkv.sizing.model_families import StateKind
 
 
@@ -44,6 +45,10 @@ def read_recurrent_states(config: HfConfig, kind: StateKind) -> RecurrentStates:
     """Sizes from the keys that models of this kind write."""
     if kind == "gated_delta":
         return _gated_delta(config)
+    if kind == "kda":
+        return _kimi_delta(config)
+    if kind == "lightning":
+        return _lightning(config)
     return _mamba1(config) if kind == "mamba1" else _mamba2(config)
 
 
@@ -77,6 +82,20 @@ def _gated_delta(config: HfConfig) -> RecurrentStates:
         config.integer("linear_key_head_dim"),
         config.integer("linear_num_key_heads"),
     )
+
+
+def _kimi_delta(config: HfConfig) -> RecurrentStates:
+    linear = config.part("linear_attn_config")
+    if linear is None:
+        raise config.fault("linear_attn_config", None, "an object")
+    heads, size = linear.integer("num_heads"), linear.integer("head_dim")
+    return RecurrentStates(linear.integer("short_conv_kernel_size") - 1, heads, size, size, heads)
+
+
+def _lightning(config: HfConfig) -> RecurrentStates:
+    """A square matrix of each query head, without a convolution."""
+    size = read_size_per_head(config)
+    return RecurrentStates(0, config.integer("num_attention_heads"), size, size, 0)
 
 
 def _first(config: HfConfig, key: str, other_key: str) -> int:
