@@ -77,7 +77,7 @@ def test_cached_block_is_shared_even_with_one_holder() -> None:
 def test_retention_is_what_was_set_last() -> None:
     block = KVCacheBlock(0, 0)
     assert block.priority == 35
-    block.set_priority(60)
+    block.priority = 60
     assert block.priority == 60
 
 
@@ -88,7 +88,7 @@ def test_hash_keeps_the_value_of_the_moment_it_was_set() -> None:
     first, second = KVCacheBlock(0, 0), KVCacheBlock(1, 1)
     first.set_block_key(key(1, 2), is_full=True)
     first.compute_hash()
-    second.set_prev_block_in_seq(first)
+    second.prev_block_in_seq = first
     second.set_block_key(key(3, 4), is_full=True)
     second.compute_hash()
     expected = BlockKey((3, 4)).hash(BlockKey((1, 2)).hash())
@@ -101,7 +101,7 @@ def test_hash_keeps_the_value_of_the_moment_it_was_set() -> None:
 
 def test_hash_of_a_number_is_the_number() -> None:
     block = KVCacheBlock(0, 0)
-    block.set_hash(99)
+    block.hash_link = 99
     assert block.hash == 99
 
 
@@ -135,7 +135,7 @@ def test_leaf_means_no_node_below_of_any_window() -> None:
     ChannelBlock(5, 5, channel=1).attach_to_lookup_node(tree.insert_nodes([key(0), key(7)])[-1])
     assert first.next_blocks == []
     assert not first.is_leaf
-    with pytest.raises(LogicError, match="block 0 is no leaf"):
+    with pytest.raises(LogicError, match="block 0 is not a leaf"):
         first.free_leaf_block()
 
 

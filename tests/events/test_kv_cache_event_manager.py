@@ -32,7 +32,7 @@ NEVER_MS = 3_600_000
 def make_block(block_id: int, block_hash: int, is_secondary: bool = False) -> KVCacheBlock:
     block = KVCacheBlock(block_id, make_index(block_id, is_secondary))
     block.set_block_key(BlockKey((block_id,)).packed, is_full=False)
-    block.set_hash(block_hash)
+    block.hash_link = block_hash
     return block
 
 
@@ -70,7 +70,7 @@ def test_ids_count_in_the_order_of_events() -> None:
 
 def test_stored_blocks_are_described_with_level_and_priority() -> None:
     block = make_block(3, 77, is_secondary=True)
-    block.set_priority(60)
+    block.priority = 60
     assert describe_stored_block(block) == KVCacheStoredBlockData(77, BlockKey((3,)).packed, 1, 60)
     manager = KVCacheEventManager(10)
     manager.enqueue_stored_event([make_block(1, 5), block], 64, None)
@@ -267,4 +267,4 @@ def test_without_events_nothing_is_kept_and_readers_are_told() -> None:
     with pytest.raises(InvalidInputError, match="events are off"):
         manager.get_cached_block_events()
     blocks = manager.block_manager.window_block_managers[64].block_objects()
-    assert all(isinstance(block._hash, tuple) for block in blocks)  # not even hashes are computed
+    assert all(isinstance(block.hash_link, tuple) for block in blocks)  # not even hashes are computed

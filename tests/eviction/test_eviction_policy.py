@@ -374,7 +374,7 @@ def test_taking_many_is_taking_one_after_the_other(eviction: str) -> None:
         taken = fast.take_free_blocks(count)
         expected = [take_default(slow) for _ in range(count)]
         assert [b.block_id for b in taken] == [b.block_id for b in expected]
-        assert all((b.priority, fast.get_duration_ms(b), b._free_queue) == (35, None, None) for b in taken)
+        assert all((b.priority, fast.get_duration_ms(b), b.free_queue) == (35, None, None) for b in taken)
         assert fast.free_queues() == slow.free_queues()
         assert fast.get_num_free_blocks(PRIMARY_LEVEL) == slow.get_num_free_blocks(PRIMARY_LEVEL)
     assert (num_lower > 5) == (eviction == DEFAULT_EVICTION)

@@ -77,30 +77,30 @@ def test_healthy_manager_has_no_violation() -> None:
 
 
 def tell_wrong_id(world: World) -> None:
-    world.held._block_id = 11
+    world.held.block_id = 11
 
 
 def give_slot_twice(world: World) -> None:
-    world.free._memory_pool_block_index = world.held.memory_pool_block_index
+    world.free.memory_pool_block_index = world.held.memory_pool_block_index
 
 
 def count_reference_too_many(world: World) -> None:
-    world.held._ref_count += 1
+    world.held.ref_count += 1
 
 
 def count_reference_too_few(world: World) -> None:
-    world.held._ref_count -= 1
+    world.held.ref_count -= 1
 
 
 def queue_held_block(world: World) -> None:
-    world.held._ref_count = 0
+    world.held.ref_count = 0
     world.window.eviction_policy.release_block(world.held)
-    world.held._ref_count = 1
+    world.held.ref_count = 1
 
 
 def queue_block_twice(world: World) -> None:
     block = world.free
-    block._free_queue = None
+    block.free_queue = None
     world.window.eviction_policy.release_block(block)
     world.window.eviction_policy.levels()[0].default.append([block])
 
@@ -110,7 +110,7 @@ def lose_free_block(world: World) -> None:
 
 
 def change_priority_of_queued_block(world: World) -> None:
-    world.free._priority = 3
+    world.free.priority = 3
 
 
 def change_level_of_queued_block(world: World) -> None:
@@ -124,8 +124,8 @@ def miscount_free_blocks(world: World) -> None:
 def hold_block_that_waits_for_expiry(world: World) -> None:
     block_id, _ = world.window.eviction_policy.expiring()[0]
     block = world.window.get_block_by_id(block_id)
-    block._free_queue.discard([block])
-    block._free_queue = None
+    block.free_queue.discard([block])
+    block.free_queue = None
 
 
 def take_duration_of_waiting_block(world: World) -> None:
@@ -145,7 +145,7 @@ def attach_block_to_two_nodes(world: World) -> None:
 
 
 def detach_block_on_one_side(world: World) -> None:
-    world.free._lookup_node = None
+    world.free.lookup_node = None
 
 
 def put_foreign_block_into_tree(world: World) -> None:
@@ -187,11 +187,11 @@ def change_key_of_attached_block(world: World) -> None:
 
 
 def change_full_flag(world: World) -> None:
-    world.held._is_full = False
+    world.held.is_full = False
 
 
 def change_hash(world: World) -> None:
-    world.held.set_hash(12345)
+    world.held.hash_link = 12345
 
 
 def forget_record(world: World) -> None:
@@ -244,8 +244,8 @@ def let_counter_fall(world: World) -> None:
 def hold_block_for_nobody(world: World) -> None:
     world.manager.remove_sequence(2)
     world.window.eviction_policy.claim_block(world.free)
-    block = next(b for b in world.window.block_objects() if b._free_queue is None)
-    block._ref_count = 1
+    block = next(b for b in world.window.block_objects() if b.free_queue is None)
+    block.ref_count = 1
 
 
 def forget_priority(world: World) -> None:
@@ -262,7 +262,7 @@ def change_salt_of_request(world: World) -> None:
 
 def keep_more_than_sequence_has(world: World) -> None:
     world.manager.get_sequence(2).num_tokens = 7
-    world.record.held.pop()._ref_count -= 1
+    world.record.held.pop().ref_count -= 1
     world.record.block_ids[0].pop()
 
 
@@ -334,7 +334,7 @@ def test_window_that_lost_a_block_in_use_is_reported() -> None:
     decode(world.manager, world.request, [5] * 8)
     assert world.violations() == []
     world.manager.get_sequence(2).num_tokens -= 3
-    world.record.held.pop()._ref_count -= 1
+    world.record.held.pop().ref_count -= 1
     world.record.block_ids[0].pop()
     assert 16 in numbers(world.violations())
     assert 16 not in numbers(world.violations(rewound=[2]))
@@ -350,7 +350,7 @@ def test_placeholder_with_a_slot_is_reported() -> None:
     assert find_violations(manager) == []
     placeholder = manager.block_manager.window_block_managers[RECURRENT_STATES].get_block_by_id(-2)
     assert placeholder.is_placeholder
-    placeholder._memory_pool_block_index = 1
+    placeholder.memory_pool_block_index = 1
     assert "2" in {text.split(":")[0] for text in find_violations(manager)}
 
 
@@ -371,7 +371,7 @@ def test_requests_that_are_not_named_are_not_compared_with_the_tree() -> None:
 
 def test_all_violations_are_raised_together_with_their_numbers() -> None:
     world = World()
-    world.held._is_full = False
+    world.held.is_full = False
     world.record.slots[0][1] = 0
     with pytest.raises(LogicError, match=r"(?s)2 invariants are broken.*11: window 64.*24: window 64"):
         check_invariants(world.manager)

@@ -55,8 +55,8 @@ def force_plain_paths(manager: KVCacheManager) -> None:
 
 def _force_plain_window(window: WindowBlockManager) -> None:
     claimer, policy = window.claimer, window.eviction_policy
-    window.loader = BlockLoader(window._context, claimer, window.sequences)
-    window.storer = BlockStorer(window._context, window.matcher, claimer, window.sequences)
+    window.loader = BlockLoader(window.context, claimer, window.sequences)
+    window.storer = BlockStorer(window.context, window.matcher, claimer, window.sequences)
 
     def claim_blocks(blocks: Iterable[KVCacheBlock]) -> None:
         for block in blocks:

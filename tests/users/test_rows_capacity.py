@@ -133,7 +133,7 @@ def test_row_6_links_of_recycled_blocks_do_not_grow_with_history() -> None:
         decode(manager, request, range(5))
         manager.remove_sequence(index, request if index % 3 else None)
     for block in manager.block_manager.window_block_managers[20].block_objects():
-        depth, link = 0, block._hash
+        depth, link = 0, block.hash_link
         while isinstance(link, tuple):
             depth, link = depth + 1, link[1]
         assert depth <= 20

@@ -27,8 +27,8 @@ EventGatherer = Callable[[list[KVCacheEvent]], "list[list[KVCacheEvent]]"]
 
 def describe_stored_block(block: KVCacheBlock) -> KVCacheStoredBlockData:
     """What listeners are told of a cached block."""
-    level = get_level(block._memory_pool_block_index)
-    return KVCacheStoredBlockData(block.hash, block.key, level, block._priority)
+    level = get_level(block.memory_pool_block_index)
+    return KVCacheStoredBlockData(block.hash, block.key, level, block.priority)
 
 
 class KVCacheEventManager:

@@ -70,7 +70,7 @@ class WindowEvictionPolicy:
 
     def is_free(self, block: KVCacheBlock) -> bool:
         """Whether a block waits in a queue."""
-        return block._free_queue is not None
+        return block.free_queue is not None
 
     def get_free_block(self, cache_level: int, want_placeholder: bool = False) -> tuple[KVCacheBlock, bool]:
         """The block to take next, without taking it, and whether it may be offloaded. Changes nothing."""
@@ -83,7 +83,7 @@ class WindowEvictionPolicy:
 
     def take_free_block(self, block: KVCacheBlock) -> None:
         """Take the block that ``get_free_block`` returned."""
-        self._levels[block._free_queue.level].take_first(block)
+        self._levels[block.free_queue.level].take_first(block)
         if self._durations.by_block:
             self._durations.end(block)
 
@@ -95,8 +95,8 @@ class WindowEvictionPolicy:
             )
         taken = self._primary.take(count)
         for block in taken:
-            block._free_queue = None
-            if block._priority != DEFAULT_RETENTION_PRIORITY:
+            block.free_queue = None
+            if block.priority != DEFAULT_RETENTION_PRIORITY:
                 self._set_priority(block, DEFAULT_RETENTION_PRIORITY)
         if self._durations.by_block:
             for block in taken:
@@ -107,10 +107,10 @@ class WindowEvictionPolicy:
         self, block: KVCacheBlock, priority: Priority | None = None, duration_ms: int | None = None
     ) -> None:
         """Take a block out of its queue, if it is in one; the duration is always overwritten."""
-        queue = block._free_queue
+        queue = block.free_queue
         if queue is not None:
             self._levels[queue.level].discard(block)
-        self.set_retention(block, block._priority if priority is None else priority, duration_ms)
+        self.set_retention(block, block.priority if priority is None else priority, duration_ms)
 
     def claim_blocks(self, blocks: Iterable[KVCacheBlock]) -> None:
         """``claim_block`` for each, without a new priority. Hot: those in the usual queue leave it together."""
@@ -121,9 +121,9 @@ class WindowEvictionPolicy:
         default = self._primary.default
         usual: list[KVCacheBlock] = []
         for block in blocks:
-            queue = block._free_queue
+            queue = block.free_queue
             if queue is default:
-                block._free_queue = None
+                block.free_queue = None
                 usual.append(block)
             elif queue is not None:
                 self._levels[queue.level].discard(block)
@@ -134,7 +134,7 @@ class WindowEvictionPolicy:
 
     def set_retention(self, block: KVCacheBlock, priority: Priority, duration_ms: int | None) -> None:
         """Give a block that is not free a priority, and the time for which it holds (None: for good)."""
-        if priority != block._priority:
+        if priority != block.priority:
             self._set_priority(block, priority)
         durations = self._durations
         if durations.by_block:
@@ -144,10 +144,10 @@ class WindowEvictionPolicy:
 
     def _set_priority(self, block: KVCacheBlock, priority: Priority) -> None:
         """Change a priority; policies of single priorities hear of blocks that come and go."""
-        is_followed = self.follows_tree and block._lookup_node is not None
+        is_followed = self.follows_tree and block.lookup_node is not None
         if is_followed:
             self.removed((block,))
-        block._priority = priority
+        block.priority = priority
         if is_followed:
             self.stored((block,))
 
@@ -170,14 +170,14 @@ class WindowEvictionPolicy:
 
     def release_block(self, block: KVCacheBlock, to_front: bool = False) -> None:
         """Make an unreferenced block free, at its level and priority; in front of all others there if asked to."""
-        if block._block_id == PLACEHOLDER_BLOCK_ID:
+        if block.block_id == PLACEHOLDER_BLOCK_ID:
             return
-        check(block._block_id != CACHED_BLOCKS_ROOT_ID, "the root block must never be queued")
-        if block._free_queue is not None:
-            raise LogicError(f"block {block._block_id} is released twice; it already stands in a free queue")
+        check(block.block_id != CACHED_BLOCKS_ROOT_ID, "the root block must never be queued")
+        if block.free_queue is not None:
+            raise LogicError(f"block {block.block_id} is released twice; it already stands in a free queue")
         self.get_level_of(block).put(block, to_front)
         durations = self._durations
-        if block in durations.by_block and block._priority != DEFAULT_RETENTION_PRIORITY:
+        if block in durations.by_block and block.priority != DEFAULT_RETENTION_PRIORITY:
             durations.start(block, self._clock())
 
     def release_blocks(self, blocks: Iterable[KVCacheBlock]) -> None:
@@ -189,20 +189,20 @@ class WindowEvictionPolicy:
         usual: list[KVCacheBlock] = []
         try:
             for block in blocks:
-                count = block._ref_count
+                count = block.ref_count
                 if count > 1:
-                    block._ref_count = count - 1
+                    block.ref_count = count - 1
                     continue
-                block._ref_count = 0
+                block.ref_count = 0
                 if (
-                    block._lookup_node is not None
-                    and block._priority == DEFAULT_RETENTION_PRIORITY
-                    and block._memory_pool_block_index < SECONDARY_POOL_FLAG
+                    block.lookup_node is not None
+                    and block.priority == DEFAULT_RETENTION_PRIORITY
+                    and block.memory_pool_block_index < SECONDARY_POOL_FLAG
                 ):
-                    block._free_queue = default
+                    block.free_queue = default
                     usual.append(block)
                 else:
-                    self.release_block(block, block._lookup_node is None)
+                    self.release_block(block, block.lookup_node is None)
         finally:
             default.append(usual)
             self._primary.num_free += len(usual)
@@ -218,9 +218,9 @@ class WindowEvictionPolicy:
             expiry, block = first
             if expiry > self._clock():
                 break
-            expired.append((block, block._priority))
+            expired.append((block, block.priority))
             durations.stop(block)
-            queue = block._free_queue
+            queue = block.free_queue
             if queue is not None:
                 self._levels[queue.level].discard(block)
             self._set_priority(block, DEFAULT_RETENTION_PRIORITY)
@@ -248,14 +248,14 @@ class WindowEvictionPolicy:
     def moved(self, block: KVCacheBlock, old_level: int) -> None:
         """A block lies on another level now; it is not free."""
         self._levels[old_level].get_queue_of(block).policy.removed((block,))
-        if block._lookup_node is not None:
+        if block.lookup_node is not None:
             self.stored((block,))
 
     def _by_queue(self, blocks: Sequence[KVCacheBlock]) -> list[tuple[FreeBlocksQueue, list[KVCacheBlock]]]:
         """Blocks by the queue they belong to, in their order; stand-ins are left out."""
         parts: list[tuple[FreeBlocksQueue, list[KVCacheBlock]]] = []
         for block in blocks:
-            if block._block_id == PLACEHOLDER_BLOCK_ID:
+            if block.block_id == PLACEHOLDER_BLOCK_ID:
                 continue
             queue = self.get_level_of(block).get_queue_of(block)
             if not parts or parts[-1][0] is not queue:
@@ -301,10 +301,10 @@ class WindowEvictionPolicy:
     def verify_queue_integrity(self) -> bool:
         """Whether every queued block is unreferenced and stands in a queue of its level."""
         return all(queue.policy.is_intact() for queue in self.queues()) and all(
-            not block._ref_count and get_cache_level(block) == queue.level for queue, block in self.queued_blocks()
+            not block.ref_count and get_cache_level(block) == queue.level for queue, block in self.queued_blocks()
         )
 
 
 def get_cache_level(block: KVCacheBlock) -> int:
     """Level on which the block's slot lies now."""
-    return PLACEHOLDER_LEVEL if block.is_placeholder else get_level(block._memory_pool_block_index)
+    return PLACEHOLDER_LEVEL if block.is_placeholder else get_level(block.memory_pool_block_index)

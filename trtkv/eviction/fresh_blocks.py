@@ -77,8 +77,8 @@ class FreshBlocks:
     def discard(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Take these blocks out; those before them move to the queue in front, so the order stays."""
         for block in blocks:
-            earlier = self.take(self.ids.index(block._block_id) - self._num_taken)
+            earlier = self.take(self.ids.index(block.block_id) - self._num_taken)
             self._front.append(earlier)
             for other in earlier:
-                other._free_queue = self._front
+                other.free_queue = self._front
             self.take(1)

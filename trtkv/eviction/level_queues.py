@@ -61,7 +61,7 @@ class LevelQueues:
 
     def get_priority_of(self, block: KVCacheBlock) -> Priority:
         """The priority that counts for a block."""
-        return block._priority if self._eviction.by_priority else _DEFAULT
+        return block.priority if self._eviction.by_priority else _DEFAULT
 
     # -- taking -----------------------------------------------------------------------------------
 
@@ -79,8 +79,8 @@ class LevelQueues:
                 elif queue is not None:
                     block = queue.policy.peek()
             if block is not None:
-                if block._ref_count:
-                    raise LogicError(f"free queue of level {self.level} holds referenced block {block._block_id}")
+                if block.ref_count:
+                    raise LogicError(f"free queue of level {self.level} holds referenced block {block.block_id}")
                 return block, priority
             used ^= lowest
             if priority != _DEFAULT:
@@ -119,16 +119,16 @@ class LevelQueues:
 
     def take_first(self, block: KVCacheBlock) -> None:
         """Take the block that ``peek`` returned, as a victim; ``discard`` is for blocks that are claimed."""
-        taken = block._free_queue.take(1)[0]
+        taken = block.free_queue.take(1)[0]
         if taken is not block:
-            raise LogicError(f"block {block._block_id} is not the next of its queue, {taken._block_id} is")
-        block._free_queue = None
+            raise LogicError(f"block {block.block_id} is not the next of its queue, {taken.block_id} is")
+        block.free_queue = None
         self.num_free -= 1
 
     def discard(self, block: KVCacheBlock) -> None:
         """Take a block out, wherever it stands."""
-        block._free_queue.discard((block,))
-        block._free_queue = None
+        block.free_queue.discard((block,))
+        block.free_queue = None
         self.num_free -= 1
 
     # -- giving back --------------------------------------------------------------------------------
@@ -140,11 +140,11 @@ class LevelQueues:
         if to_front:
             front = self._get_front(priority)
             front.push(block)
-            block._free_queue = front
+            block.free_queue = front
         else:
             queue = self._get_queue(priority)
             queue.append((block,))
-            block._free_queue = queue
+            block.free_queue = queue
         self.num_free += 1
 
     # -- looking ------------------------------------------------------------------------------------
@@ -157,11 +157,11 @@ class LevelQueues:
     def free_ids(self) -> Iterator[tuple[Priority, list[BlockId]]]:
         """Priorities with free blocks, lowest first, and the ids of the blocks, next first."""
         for priority, (front, queue) in enumerate(zip(self._fronts, self._queues, strict=True)):
-            ids = [] if front is None else [block._block_id for block in front]
+            ids = [] if front is None else [block.block_id for block in front]
             if priority == _DEFAULT:
                 ids += self.fresh.remaining_ids()
             if queue is not None:
-                ids += [block._block_id for block in queue]
+                ids += [block.block_id for block in queue]
             if ids:
                 yield priority, ids
 

@@ -22,68 +22,68 @@ class LRU:
 
     def __init__(self, level: LevelOfBlocks | None = None) -> None:
         self._end = create_root_block(0)
-        self._end._prev_free = self._end._next_free = self._end
+        self._end.prev_free = self._end.next_free = self._end
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
     def __iter__(self) -> Iterator[KVCacheBlock]:
-        block = self._end._next_free
+        block = self._end.next_free
         for _ in range(self._size):
             if block is self._end:
                 return  # not intact
             yield block
-            block = block._next_free
+            block = block.next_free
 
     def is_intact(self) -> bool:
         """Whether the ring closes after as many blocks as are counted, and leads back the same way."""
         block = self._end
         for _ in range(self._size + 1):
-            if block._next_free._prev_free is not block:
+            if block.next_free.prev_free is not block:
                 return False
-            block = block._next_free
+            block = block.next_free
         return block is self._end
 
     def peek(self) -> KVCacheBlock | None:
         """The block that has been free for the longest time. Changes nothing."""
-        return self._end._next_free if self._size else None
+        return self._end.next_free if self._size else None
 
     def released(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Put blocks at the back."""
-        last = self._end._prev_free
+        last = self._end.prev_free
         for block in blocks:
-            block._prev_free = last
-            last._next_free = block
+            block.prev_free = last
+            last.next_free = block
             last = block
-        last._next_free = self._end
-        self._end._prev_free = last
+        last.next_free = self._end
+        self._end.prev_free = last
         self._size += len(blocks)
 
     def put_first(self, block: KVCacheBlock) -> None:
         """Put a block at the front: it goes next."""
-        first = self._end._next_free
-        block._prev_free, block._next_free = self._end, first
-        self._end._next_free = first._prev_free = block
+        first = self._end.next_free
+        block.prev_free, block.next_free = self._end, first
+        self._end.next_free = first.prev_free = block
         self._size += 1
 
     def claimed(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Take blocks out, wherever they stand."""
         for block in blocks:
-            before, after = block._prev_free, block._next_free
-            before._next_free = after
-            after._prev_free = before
+            before, after = block.prev_free, block.next_free
+            before.next_free = after
+            after.prev_free = before
         self._size -= len(blocks)
 
     def take(self, count: int) -> list[KVCacheBlock]:
         """Take the first ``count`` blocks, or all if there are fewer."""
         taken: list[KVCacheBlock] = []
-        block = self._end._next_free
+        block = self._end.next_free
         for _ in range(min(count, self._size)):
             taken.append(block)
-            block = block._next_free
-        self._end._next_free = block
-        block._prev_free = self._end
+            block = block.next_free
+        self._end.next_free = block
+        block.prev_free = self._end
         self._size -= len(taken)
         return taken
 

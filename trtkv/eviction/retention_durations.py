@@ -54,4 +54,4 @@ class RetentionDurations:
 
     def expiring(self) -> list[tuple[BlockId, int]]:
         """(block id, expiry in ns) in the order of expiry."""
-        return [(block._block_id, key[0]) for key, block in self._expiring.items()]
+        return [(block.block_id, key[0]) for key, block in self._expiring.items()]

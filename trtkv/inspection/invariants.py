@@ -348,7 +348,7 @@ class _Window:
         queued: Counter[KVCacheBlock] = Counter()
         for queue, block in self._policy.queued_blocks():
             queued[block] += 1
-            if block._free_queue is not queue:
+            if block.free_queue is not queue:
                 yield f"4: block {block.block_id} stands in a queue that it does not know of"
             own = self._policy.get_level_of(block)
             if queue.level != own.level or queue.priority != own.get_priority_of(block):
@@ -360,13 +360,13 @@ class _Window:
             fresh = level.fresh
             queued.update(block for block in fresh.blocks if block.block_id in fresh.remaining_ids())
             for block in fresh.blocks:
-                if (block._free_queue is fresh) != (block.block_id in fresh.remaining_ids()):
+                if (block.free_queue is fresh) != (block.block_id in fresh.remaining_ids()):
                     yield f"4: block {block.block_id} and the never-used blocks disagree about where it stands"
         for block in self._blocks:
-            if queued[block] != (not block.has_refs) or (block._free_queue is None) != (not queued[block]):
+            if queued[block] != (not block.has_refs) or (block.free_queue is None) != (not queued[block]):
                 yield (
                     f"4: block {block.block_id} with {block.ref_count} references stands in {queued[block]} queues "
-                    f"and {'knows none' if block._free_queue is None else 'knows one'}"
+                    f"and {'knows none' if block.free_queue is None else 'knows one'}"
                 )
         yield from self._check_counts(queued)
         yield from self._check_order()
@@ -400,7 +400,7 @@ class _Window:
             yield f"7: expiries are out of order: {expiring}"
         for block_id, expiry in expiring:
             block = _find_block(self._window, block_id)
-            if block is None or block.has_refs or block._free_queue is None:
+            if block is None or block.has_refs or block.free_queue is None:
                 yield f"7: block {block_id} waits for expiry and is not free"
             elif self._policy.get_duration_ms(block) is None or block.priority == DEFAULT_RETENTION_PRIORITY:
                 yield (
@@ -525,7 +525,7 @@ class _Window:
 
     def _check_counters(self) -> Iterator[str]:
         """Rule 18."""
-        now, reported = self._window.counters, self._window._reported
+        now, reported = self._window.counters, self._window.reported
         if now.alloc_new > now.alloc_total:
             yield f"18: {now.alloc_new} new blocks among {now.alloc_total} allocated"
         if now.reused != now.full_reused + now.partial_reused:

@@ -59,7 +59,7 @@ class CallRules:
             if block.is_detached and not block.is_placeholder:
                 block.set_block_key(key, is_full=True)
             if block.block_key == key and not block.is_placeholder and self._key_form is not KeyForm.DIGESTS:
-                block.set_hash(value)
+                block.hash_link = value
         return hashes
 
     def set_rewind_reserve(self, windows: Iterable[WindowBlockManager], num_tokens: int) -> None:

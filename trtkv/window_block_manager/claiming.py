@@ -37,7 +37,7 @@ class BlockClaimer(WindowPart):
             policy.take_free_block(block)
         counters.alloc_total += 1
         counters.alloc_new += not has_tokens
-        if block._lookup_node is not None:
+        if block.lookup_node is not None:
             try:
                 self.remove_from_tree(block)
             except Exception:  # of a listener
@@ -55,7 +55,7 @@ class BlockClaimer(WindowPart):
         blocks = policy.take_free_blocks(count)
         counters.alloc_total += count
         for block in blocks:
-            if block._lookup_node is not None:
+            if block.lookup_node is not None:
                 if has_events:
                     self.remove_from_tree(block)
                 else:
@@ -79,8 +79,8 @@ class BlockClaimer(WindowPart):
     def give_back(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Put blocks that were taken and not used into their queues; those that nobody holds or has queued."""
         for block in blocks:
-            if not block._ref_count and not self._policy.is_free(block):
-                self._policy.release_block(block, to_front=block._lookup_node is None)
+            if not block.ref_count and not self._policy.is_free(block):
+                self._policy.release_block(block, to_front=block.lookup_node is None)
 
     def _offload_victim(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> KVCacheBlock:
         """Swap a primary victim with a secondary one; the latter's id, now primary, is what the caller gets."""
@@ -99,7 +99,7 @@ class BlockClaimer(WindowPart):
         try:
             self._transfer_manager.offload(block, offload_block, self._pools, 0, mode, directory)
         except Exception:
-            if offload_block._lookup_node is not None:
+            if offload_block.lookup_node is not None:
                 self.remove_from_tree(offload_block)  # part of it may have been overwritten
             raise
 
@@ -119,12 +119,12 @@ class BlockClaimer(WindowPart):
 
     def _vacate(self, offload_block: KVCacheBlock) -> None:
         """Take a block whose memory was overwritten out of the tree, while it is still where it was."""
-        if offload_block._lookup_node is not None:
+        if offload_block.lookup_node is not None:
             self.remove_from_tree(offload_block)
 
     def is_announced(self, block: KVCacheBlock) -> bool:
         """Whether listeners count the block as cached: it is in the tree."""
-        return block._lookup_node is not None and not block.is_placeholder
+        return block.lookup_node is not None and not block.is_placeholder
 
     def remove_from_tree(self, block: KVCacheBlock, reason: RemovalReason = RemovalReason.EVICTED) -> None:
         """Detach one block, reporting it as removed; its descendants stay."""
@@ -151,7 +151,7 @@ class BlockClaimer(WindowPart):
         for block, old in expired:
             if self.is_announced(block):
                 self._event_manager.enqueue_updated_event(
-                    KVCacheUpdatedData(block.hash, priority=(old, block._priority)), self._settings.window_size
+                    KVCacheUpdatedData(block.hash, priority=(old, block.priority)), self._settings.window_size
                 )
 
     def onboard_block(

@@ -97,24 +97,24 @@ class BlockLoader(WindowPart):
             self._policy.used(claim.matched)
         if retentions is None:
             matched = claim.matched
-            if claim.needs_copy and matched[-1]._ref_count:
+            if claim.needs_copy and matched[-1].ref_count:
                 matched = matched[:-1]
             self._policy.claim_blocks(matched)
             return
         last = len(claim.matched) - 1
         for index, block in enumerate(claim.matched):
             priority, duration_ms = retentions[index]
-            if block._block_id == PLACEHOLDER_BLOCK_ID:
+            if block.block_id == PLACEHOLDER_BLOCK_ID:
                 continue
-            is_held_source = index == last and claim.is_partial and block._ref_count > 0
+            is_held_source = index == last and claim.is_partial and block.ref_count > 0
             if (
                 priority is not None
-                and block._priority != priority
+                and block.priority != priority
                 and self._event_manager is not None
                 and self._reports_priority(block, is_held_source)
             ):
                 self._event_manager.enqueue_updated_event(
-                    KVCacheUpdatedData(block.hash, priority=(block._priority, priority)), self._settings.window_size
+                    KVCacheUpdatedData(block.hash, priority=(block.priority, priority)), self._settings.window_size
                 )
             if is_held_source:
                 continue
@@ -132,13 +132,13 @@ class BlockLoader(WindowPart):
     def _place_claimed(self, claim: ClaimResult, index: int, block: KVCacheBlock, window: SequenceWindow) -> None:
         counters = self._counters
         is_partial = claim.is_partial and index == len(claim.matched) - 1
-        if block._block_id == PLACEHOLDER_BLOCK_ID:
+        if block.block_id == PLACEHOLDER_BLOCK_ID:
             add_block_to_all_beams(block, window, claim.beam_width)
             return
         if is_partial and claim.needs_copy:
             block = self._copy_source(claim, index, block)
         elif is_partial:
-            check(block.is_leaf, f"block {block._block_id} is no leaf and cannot be taken over")
+            check(block.is_leaf, f"block {block.block_id} is not a leaf, so it cannot be taken over")
             self._claimer.remove_held(block, RemovalReason.TAKEN_OVER)
         self._claimer.onboard_block(block, claim.mode, claim.directory)
         add_block_to_all_beams(block, window, claim.beam_width)
@@ -152,7 +152,7 @@ class BlockLoader(WindowPart):
     def _copy_source(self, claim: ClaimResult, index: int, source: KVCacheBlock) -> KVCacheBlock:
         """A fresh block with the first tokens of a partially matched one, keyed for this request."""
         duration_ms = self._policy.get_duration_ms(source)
-        block = self._claimer.get_free_block(source._priority, duration_ms, claim.mode, claim.directory)
+        block = self._claimer.get_free_block(source.priority, duration_ms, claim.mode, claim.directory)
         try:
             self._transfer_manager.onboard(
                 source, block, self._pools, claim.num_partial_tokens, claim.mode, claim.directory
@@ -160,7 +160,7 @@ class BlockLoader(WindowPart):
         except Exception:
             self._claimer.give_back((block,))
             raise
-        if claim.should_release_copy_source and not source._ref_count:
+        if claim.should_release_copy_source and not source.ref_count:
             self._policy.release_block(source)
         if index < len(claim.keys):
             self._set_key(block, claim.keys[index])
@@ -187,8 +187,8 @@ class BlockLoader(WindowPart):
             add_block_to_all_beams(block, window, beam_width)
             if index < len(keys):
                 self._set_key(block, keys[index])
-            prev = block._prev_block_in_seq
-            block._hash = link_hash(block.key, 0 if prev is None else prev._hash)
+            prev = block.prev_block_in_seq
+            block.hash_link = link_hash(block.key, 0 if prev is None else prev.hash_link)
             counters.missed += 1
 
     def _allocate_per_beam(self, claim: ClaimResult, window: SequenceWindow) -> None:

@@ -54,7 +54,7 @@ class WindowBlockManager:
         self.settings = settings
         self.pools = pools
         self.counters = BlockCounters()
-        self._reported = BlockCounters()
+        self.reported = BlockCounters()
         self._listener = services.listener
         self._block_class = HashMapOrderedBlock if tree.hash_map_order else KVCacheBlock
         self.eviction_policy = WindowEvictionPolicy(
@@ -66,7 +66,7 @@ class WindowBlockManager:
             eviction,
         )
         self.transfer_manager = KVCacheTransferManager(settings.window_size, services.copy_engine)
-        self._context = WindowContext(
+        self.context = WindowContext(
             settings,
             pools.pools,
             self.eviction_policy,
@@ -76,12 +76,12 @@ class WindowBlockManager:
             services.listener,
             self.get_block_by_id,
         )
-        self._create_parts(tree, choose_parts(self._context, tree))
+        self._create_parts(tree, choose_parts(self.context, tree))
         if services.event_manager is not None:
             services.event_manager.enqueue_created_event(settings.blocks_per_tier, settings.window_size)
 
     def _create_parts(self, tree: UnifiedBlockTree, classes: PartClasses) -> None:
-        context = self._context
+        context = self.context
         self.matcher = classes.matcher(self.settings, tree)
         self.claimer = classes.claimer(context)
         self.sequences = classes.sequences(context, self.claimer)
@@ -158,8 +158,8 @@ class WindowBlockManager:
 
     def get_and_reset_iteration_stats(self) -> KvCacheIterationStats:
         """Gauges, and counters since the last call. C++: getAndResetIterationStats."""
-        now, last = self.counters.snapshot(), self._reported
-        self._reported = now
+        now, last = self.counters.snapshot(), self.reported
+        self.reported = now
         transfers = self.transfer_manager.get_and_reset_transfer_stats()
         settings, free, free_secondary = self.settings, self.num_free_blocks, self.num_free_secondary_blocks
         reused, missed = now.reused - last.reused, now.missed - last.missed

@@ -29,7 +29,7 @@ class PlainBlockLoader(BlockLoader):
             window.num_shared_moves = self._sequences.num_shared_moves
             window.last_stored_key = claim.keys[num_full - 1]
             # Matched, so it is in the tree.
-            window.last_node_key = claim.matched[num_full - 1]._lookup_node.key  # type: ignore[union-attr]
+            window.last_node_key = claim.matched[num_full - 1].lookup_node.key  # type: ignore[union-attr]
         for index in range(num_full, len(claim.matched)):
             self._place_claimed(claim, index, claim.matched[index], window)
         is_default = claim.retentions is None and claim.mode is KvCacheTransferMode.DRAM
@@ -47,7 +47,7 @@ class PlainBlockLoader(BlockLoader):
         num_full = len(claim.matched) - claim.is_partial
         if not self._settings.has_one_tier:
             for index, block in enumerate(claim.matched[:num_full]):
-                if block._memory_pool_block_index >= SECONDARY_POOL_FLAG:
+                if block.memory_pool_block_index >= SECONDARY_POOL_FLAG:
                     return index
         return num_full
 
@@ -55,11 +55,11 @@ class PlainBlockLoader(BlockLoader):
         """``_place_claimed`` for whole primary blocks and one beam."""
         prev = None
         for block in blocks:
-            block._ref_count += 1
-            block._prev_block_in_seq = prev
+            block.ref_count += 1
+            block.prev_block_in_seq = prev
             prev = block
         window.held += blocks
-        window.block_ids[0] += [block._block_id for block in blocks]
+        window.block_ids[0] += [block.block_id for block in blocks]
         self._counters.reused += len(blocks)
         self._counters.full_reused += len(blocks)
 
@@ -71,18 +71,18 @@ class PlainBlockLoader(BlockLoader):
         blocks = self._claimer.get_free_blocks(count)
         prev = window.held[-1] if first else None
         has_hashes = self._settings.key_form is not KeyForm.DIGESTS
-        link: HashLink | int = NO_HASH if not has_hashes else 0 if prev is None else prev._hash
+        link: HashLink | int = NO_HASH if not has_hashes else 0 if prev is None else prev.hash_link
         for block, key in zip(blocks, keys, strict=True):
-            block._ref_count = 1
-            block._prev_block_in_seq = prev
+            block.ref_count = 1
+            block.prev_block_in_seq = prev
             block.key = key
-            block._is_full = True
+            block.is_full = True
             if has_hashes:
                 link = (key, link)
-            block._hash = link
+            block.hash_link = link
             prev = block
         if prev is not None and count:
             self._set_key(prev, keys[-1])
         window.held += blocks
-        window.block_ids[0] += [block._block_id for block in blocks]
+        window.block_ids[0] += [block.block_id for block in blocks]
         self._counters.missed += count

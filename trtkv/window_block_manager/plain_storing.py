@@ -39,7 +39,7 @@ class PlainBlockStorer(BlockStorer):
         index = 0 if window is None else self._num_in_place(keys, blocks, window)
         if index:
             prev = blocks[index - 1]
-            node = prev._lookup_node  # type: ignore[assignment]  # in place, so in the tree
+            node = prev.lookup_node  # type: ignore[assignment]  # in place, so in the tree
         filled: list[KVCacheBlock] = []  # blocks that became the values of nodes without one
         owns_all = True
         for key, block in zip(keys[index:], blocks[index:], strict=False):
@@ -78,7 +78,7 @@ class PlainBlockStorer(BlockStorer):
         num_stored = window.num_stored
         if not 0 < num_stored <= len(keys) or window.num_shared_moves != self._sequences.num_shared_moves:
             return 0
-        node = blocks[num_stored - 1]._lookup_node
+        node = blocks[num_stored - 1].lookup_node
         is_same_key = keys[num_stored - 1] is window.last_stored_key
         return num_stored if node is not None and is_same_key and node.key is window.last_node_key else 0
 
@@ -88,8 +88,8 @@ class PlainBlockStorer(BlockStorer):
         """Chain new nodes below a node, that of the block ``above``."""
         prev = above
         for key, block in zip(keys, blocks, strict=True):
-            if block._lookup_node is not None:
-                self._sequences.num_shared_moves += block._ref_count > 1
+            if block.lookup_node is not None:
+                self._sequences.num_shared_moves += block.ref_count > 1
                 self._claimer.remove_from_tree(block, RemovalReason.MOVED)
             self._set_key_and_hash(block, key, prev)
             block.become_node()
@@ -112,7 +112,7 @@ class PlainBlockStorer(BlockStorer):
         if num_full:
             window.last_stored_key = keys[num_full - 1]
             # Stored just now, so it is in the tree.
-            window.last_node_key = blocks[num_full - 1]._lookup_node.key  # type: ignore[union-attr]
+            window.last_node_key = blocks[num_full - 1].lookup_node.key  # type: ignore[union-attr]
 
     def _report_chain(
         self,
@@ -124,22 +124,22 @@ class PlainBlockStorer(BlockStorer):
         """Hash and report blocks that hang below one another, the first below ``above``."""
         parent_hash = above.hash
         for block, value in zip(blocks, hash_key_chain(keys, parent_hash), strict=True):
-            block._hash = value
+            block.hash_link = value
         is_first = above is self._matcher.root_block
         event_manager.enqueue_stored_event(blocks, self._settings.window_size, None if is_first else parent_hash)
 
     def _attach(self, block: KVCacheBlock, node: LookupNodePtr, key: PackedKey, prev: KVCacheBlock) -> None:
         """Make a block the value of a free node; what admission has already set stays."""
-        self._sequences.num_shared_moves += block._ref_count > 1 and block._lookup_node is not None
+        self._sequences.num_shared_moves += block.ref_count > 1 and block.lookup_node is not None
         block.attach_to_lookup_node(node)
         self._set_key_and_hash(block, key, prev)
 
     def _set_key_and_hash(self, block: KVCacheBlock, key: PackedKey, prev: KVCacheBlock) -> None:
         if block.key is not key:
             block.key = key
-            block._is_full = num_key_tokens(key) == self._settings.tokens_per_block
-        block._prev_block_in_seq = prev
-        link = block._hash
-        parent = prev._hash
+            block.is_full = num_key_tokens(key) == self._settings.tokens_per_block
+        block.prev_block_in_seq = prev
+        link = block.hash_link
+        parent = prev.hash_link
         if isinstance(link, int) or link[0] is not key or link[1] is not parent:
-            block._hash = link_hash(key, parent)
+            block.hash_link = link_hash(key, parent)

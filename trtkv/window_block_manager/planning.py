@@ -189,9 +189,9 @@ class ClaimPlanner(WindowPart):
                 continue
             block = claim.matched[-1]
             owner = partial_owner.get(block)
-            if block._ref_count or not block.is_leaf:
+            if block.ref_count or not block.is_leaf:
                 claim.needs_copy = True
-                if block._ref_count:
+                if block.ref_count:
                     continue
                 claim.should_release_copy_source = block not in fully_matched
                 if owner is not None:
@@ -225,7 +225,7 @@ class ClaimPlanner(WindowPart):
         onboarded: set[KVCacheBlock] = set()
         for claim in claims:
             for index, block in enumerate(claim.matched):
-                is_held_source = claim.needs_copy and index == len(claim.matched) - 1 and block._ref_count
+                is_held_source = claim.needs_copy and index == len(claim.matched) - 1 and block.ref_count
                 if self._policy.is_free(block) and block not in claimed and not is_held_source:
                     claimed.add(block)
                     free -= block.is_primary

@@ -37,7 +37,7 @@ class RecurrentSequenceBlocks(SequenceBlocks):
     def _keeps_snapshot(self, sequence: GenerationRequest, window: SequenceWindow) -> bool:
         """Whether the last block is cached and must stay as it is."""
         last = window.held[-sequence.beam_width]
-        return last._lookup_node is not None
+        return last.lookup_node is not None
 
     def check_can_add_token(self, sequence: GenerationRequest) -> None:
         """Raise what the next allocation would raise, before anything is changed."""
@@ -97,8 +97,8 @@ class RecurrentSequenceBlocks(SequenceBlocks):
         for beam_idx, last in enumerate(last_blocks):
             check(not last.is_placeholder, f"the live state of request {sequence.request_id} is a placeholder")
             key = placeholder.key
-            placeholder.set_block_key(last.key, last._is_full)
-            last.set_block_key(key, last._is_full)
+            placeholder.set_block_key(last.key, last.is_full)
+            last.set_block_key(key, last.is_full)
             add_block_to_beam(placeholder, window, beam_idx, beam_width)
             placeholder.compute_hash()
             last.compute_hash()
@@ -188,7 +188,7 @@ class RecurrentSequenceBlocks(SequenceBlocks):
             target = next((block for block in behind if not block.is_placeholder), behind[-1] if behind else None)
             if target is None:
                 raise LogicError(f"request {sequence.request_id} has no block behind its state to copy to")
-            pair = (source._block_id, target._block_id)
+            pair = (source.block_id, target.block_id)
             if pair not in done:
                 self._copy_state(source, target, sequence)
                 done.add(pair)
@@ -241,8 +241,8 @@ class RecurrentSequenceBlocks(SequenceBlocks):
         check(len(window.held) >= 2, "a recurrent sequence of one block cannot be rewound")
         block = window.held[-2]
         block.dec_ref_count()
-        if not block._ref_count:
-            self._policy.release_block(block, to_front=block.is_placeholder or block._lookup_node is None)
+        if not block.ref_count:
+            self._policy.release_block(block, to_front=block.is_placeholder or block.lookup_node is None)
         del window.held[-2]
         del window.block_ids[0][-2]
         del window.slots[0][len(window.held) :]

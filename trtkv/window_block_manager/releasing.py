@@ -53,7 +53,7 @@ class BlockReleaser(WindowPart):
     def pin_blocks(self, request_id: RequestId) -> None:
         """One reference more on every entry a sequence holds. C++: pinBlocks."""
         for block in self._sequences.get_window(request_id).held:
-            if block._block_id != PLACEHOLDER_BLOCK_ID:
+            if block.block_id != PLACEHOLDER_BLOCK_ID:
                 self._sequences.add_pin(block)
 
     def unpin_blocks_by_id(self, block_ids: Sequence[BlockId]) -> None:
@@ -66,8 +66,7 @@ class BlockReleaser(WindowPart):
             pins = self._sequences.pin_counts.get(block, 0)
             if pins < count:
                 raise InvalidInputError(
-                    f"cannot remove {count} pins from block {block._block_id}: it has {pins}; "
-                    "unpin each id once per pin"
+                    f"cannot remove {count} pins from block {block.block_id}: it has {pins}; unpin each id once per pin"
                 )
         for block in blocks:
             self._sequences.drop_pin(block)
@@ -95,9 +94,9 @@ class BlockReleaser(WindowPart):
                 partial = self._matcher.find_child_block(
                     node, key, settings.enable_partial_reuse, settings.copy_on_partial_reuse
                 )
-                if partial is None or partial[1]._lookup_node is None:
+                if partial is None or partial[1].lookup_node is None:
                     return
-                matched, child = partial[0], partial[1]._lookup_node
+                matched, child = partial[0], partial[1].lookup_node
             if num_matched > num_tokens_to_keep:
                 self._drop_below(child)
                 return
@@ -116,7 +115,7 @@ class BlockReleaser(WindowPart):
                 blocks.append(block)
         for block in reversed(blocks):
             self._claimer.remove_from_tree(block, RemovalReason.DROPPED)
-            if not block._ref_count:
+            if not block.ref_count:
                 self._policy.claim_block(block, MIN_RETENTION_PRIORITY)
                 self._policy.release_block(block, to_front=True)
 
@@ -150,8 +149,8 @@ class BlockReleaser(WindowPart):
         for block in held:
             if block.is_placeholder:
                 continue
-            count = counts.get(block, block._ref_count)
-            check(count > 0, f"block {block._block_id} has no simulated reference to drop")
+            count = counts.get(block, block.ref_count)
+            check(count > 0, f"block {block.block_id} has no simulated reference to drop")
             counts[block] = count - 1
             if count == 1:
                 self.scheduling_num_free_blocks += 1

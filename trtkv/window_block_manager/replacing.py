@@ -30,7 +30,7 @@ class BlockReplacer(WindowPart):
 
     def _check_room_to_replace(self, entries: list[KVCacheBlock], block_idx: int) -> None:
         """Raise if there is no room even after these blocks were let go."""
-        freed = sum(block._ref_count == entries.count(block) for block in set(entries))
+        freed = sum(block.ref_count == entries.count(block) for block in set(entries))
         if self._policy.get_num_free_blocks(PRIMARY_LEVEL) + freed < len(entries):
             raise OutOfBlocksError(f"{len(entries)} blocks are needed to replace block {block_idx}; free some first")
 
@@ -47,22 +47,22 @@ class BlockReplacer(WindowPart):
         if not window.held[first + beam_width - 1].is_shared:
             return
         entries = window.held[first : first + beam_width]
-        key, is_full = entries[0].key, entries[0]._is_full
+        key, is_full = entries[0].key, entries[0].is_full
         self._check_room_to_replace(entries, block_idx)
         for block in entries:
             block.dec_ref_count()
-            if not block._ref_count:
+            if not block.ref_count:
                 self._policy.release_block(block)
         if self._policy.get_num_free_blocks(PRIMARY_LEVEL) < beam_width:
             raise OutOfBlocksError(f"{beam_width} blocks are needed to replace block {block_idx}; free some first")
         window.num_stored = 0
         for beam_idx, block in enumerate(self._take_instead(entries, sequence)):
-            block._ref_count += 1
+            block.ref_count += 1
             before = self._index_before(window, first, beam_width)
-            block._prev_block_in_seq = window.held[before + beam_idx] if before >= 0 else None
+            block.prev_block_in_seq = window.held[before + beam_idx] if before >= 0 else None
             block.set_block_key(key, is_full)
             block.compute_hash()
-            window.block_ids[beam_idx][block_idx] = block._block_id
+            window.block_ids[beam_idx][block_idx] = block.block_id
             window.held[first + beam_idx] = block
 
     def _take_instead(self, entries: list[KVCacheBlock], sequence: GenerationRequest) -> list[KVCacheBlock]:
@@ -75,6 +75,6 @@ class BlockReplacer(WindowPart):
             self._claimer.give_back(taken)
             for block in entries:
                 self._policy.claim_block(block, duration_ms=self._policy.get_duration_ms(block))
-                block._ref_count += 1
+                block.ref_count += 1
             raise
         return taken

@@ -89,7 +89,7 @@ class ReuseMatcher:
             while tokens > max_matched_tokens:
                 blocks.pop()
                 tokens, missing = len(blocks) * width, None
-            if blocks and not blocks[-1]._is_full:
+            if blocks and not blocks[-1].is_full:
                 result.is_partial = True
                 result.num_partial_tokens = tokens - (len(blocks) - 1) * width
         if missing is not None and enable_partial_reuse:
@@ -110,7 +110,7 @@ class ReuseMatcher:
             return 0, None
         for matched, child in self.tree.find_partial_matches(node, key):
             block = child.get_value(self._settings.channel)
-            if block is not None and (copy_on_partial_reuse or (not block._ref_count and child.children is None)):
+            if block is not None and (copy_on_partial_reuse or (not block.ref_count and child.children is None)):
                 return matched, block
         return 0, None
 
@@ -141,7 +141,7 @@ class ReuseMatcher:
         blocks = self.find_reusable_block_matches(keys, False, False).blocks
         real = [block for block in blocks if block is not self._placeholder]
         return PrefixReuseSummary(
-            sum(block._ref_count > 0 for block in real),
+            sum(block.ref_count > 0 for block in real),
             len(real),
             keys[len(blocks)] if len(blocks) < len(keys) else None,
         )
@@ -247,7 +247,7 @@ class HolePassingMatcher(ReuseMatcher):
             if not end_of_last_hole or tokens >= end_of_last_hole + window_size:
                 num_safe = len(blocks)
                 result.total_matched_tokens = tokens
-                result.is_partial = block is not self._placeholder and not block._is_full
+                result.is_partial = block is not self._placeholder and not block.is_full
                 result.num_partial_tokens = num_tokens
         del blocks[num_safe:]
         result.blocks = blocks

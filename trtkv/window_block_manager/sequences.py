@@ -19,10 +19,10 @@ from trtkv.window_block_manager.context import WindowContext, WindowPart
 
 def add_block_to_beam(block: KVCacheBlock, window: SequenceWindow, beam_idx: int, beam_width: int) -> None:
     """Append a block to one beam: one reference more, predecessor set. C++: addBlockToBeam."""
-    block._ref_count += 1
+    block.ref_count += 1
     ids = window.block_ids[beam_idx]
-    block._prev_block_in_seq = window.held[(len(ids) - 1) * beam_width + beam_idx] if ids else None
-    ids.append(block._block_id)
+    block.prev_block_in_seq = window.held[(len(ids) - 1) * beam_width + beam_idx] if ids else None
+    ids.append(block.block_id)
     window.held.append(block)
 
 
@@ -34,7 +34,7 @@ def add_block_to_all_beams(block: KVCacheBlock, window: SequenceWindow, beam_wid
 
 def table_slot(block: KVCacheBlock) -> int:
     """Slot as the offset table shows it: without the level, NULL_ENTRY for placeholders."""
-    return NULL_ENTRY if block.is_placeholder else get_slot(block._memory_pool_block_index)
+    return NULL_ENTRY if block.is_placeholder else get_slot(block.memory_pool_block_index)
 
 
 def write_slots(window: SequenceWindow, beam_width: int) -> None:
@@ -42,7 +42,7 @@ def write_slots(window: SequenceWindow, beam_width: int) -> None:
     for beam_idx in range(beam_width):
         blocks = window.held if beam_width == 1 else window.held[beam_idx::beam_width]
         try:
-            slots = array("i", [block._memory_pool_block_index for block in blocks])
+            slots = array("i", [block.memory_pool_block_index for block in blocks])
         except OverflowError:  # a secondary slot or a placeholder among them
             slots = array("i", [table_slot(block) for block in blocks])
         window.slots[beam_idx] = slots
@@ -61,7 +61,7 @@ def write_slot_at(window: SequenceWindow, beam_width: int, block_idx: int) -> No
 
 def _count_held_alone(blocks: Sequence[KVCacheBlock]) -> int:
     """Blocks with one reference; stand-ins at positions without a block do not count."""
-    return sum(block._ref_count == 1 and block._block_id != PLACEHOLDER_BLOCK_ID for block in blocks)
+    return sum(block.ref_count == 1 and block.block_id != PLACEHOLDER_BLOCK_ID for block in blocks)
 
 
 class SequenceBlocks(WindowPart):
@@ -89,7 +89,7 @@ class SequenceBlocks(WindowPart):
 
     def add_pin(self, block: KVCacheBlock) -> None:
         """Add a reference that outlives sequences; the block must not be queued."""
-        block._ref_count += 1
+        block.ref_count += 1
         self.pin_counts[block] = self.pin_counts.get(block, 0) + 1
 
     def drop_pin(self, block: KVCacheBlock) -> None:
@@ -98,7 +98,7 @@ class SequenceBlocks(WindowPart):
         count = self.pin_counts.pop(block, 0)
         if count > 1:
             self.pin_counts[block] = count - 1
-        if not block._ref_count:
+        if not block.ref_count:
             self._policy.release_block(block)
 
     def forget(self, request_id: RequestId) -> None:
@@ -245,11 +245,11 @@ class SequenceBlocks(WindowPart):
         block = window.held[index]
         window.held[index] = self._placeholder
         window.num_front_blocks_removed += 1
-        if block._block_id == PLACEHOLDER_BLOCK_ID:
+        if block.block_id == PLACEHOLDER_BLOCK_ID:
             return
         self._policy.end_duration(block)
         block.dec_ref_count()
-        if not block._ref_count:
+        if not block.ref_count:
             self._policy.release_block(block)
 
     # -- shrinking --------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class SequenceBlocks(WindowPart):
         window = self.get_window(sequence.request_id)
         num_blocks = self._num_blocks_of_last(sequence, num_tokens)
         first_kept = len(window.held) - num_blocks
-        if num_blocks and (first_kept < 0 or window.held[first_kept]._block_id == PLACEHOLDER_BLOCK_ID):
+        if num_blocks and (first_kept < 0 or window.held[first_kept].block_id == PLACEHOLDER_BLOCK_ID):
             raise InvalidInputError(
                 f"rewinding request {sequence.request_id} by {num_tokens} tokens reaches blocks that left the window "
                 f"of {self._settings.window_size} tokens; rewind by fewer"
@@ -277,10 +277,10 @@ class SequenceBlocks(WindowPart):
         if not inside or index >= len(window.held):
             return
         block = window.held[index]
-        if block._ref_count > 1 and self._covers_more(block, inside):
+        if block.ref_count > 1 and self._covers_more(block, inside):
             raise InvalidInputError(
-                f"rewinding request {sequence.request_id} by {num_tokens} tokens reaches into block {block._block_id}, "
-                f"which {block._ref_count} holders share; rewind to a block boundary"
+                f"rewinding request {sequence.request_id} by {num_tokens} tokens reaches into block {block.block_id}, "
+                f"which {block.ref_count} holders share; rewind to a block boundary"
             )
 
     def detach_rewound_block(self, sequence: GenerationRequest) -> None:
@@ -290,20 +290,20 @@ class SequenceBlocks(WindowPart):
         if not inside or index >= len(window.held):
             return
         block = window.held[index]
-        if block._ref_count == 1 and self._covers_more(block, inside):
+        if block.ref_count == 1 and self._covers_more(block, inside):
             self._claimer.remove_from_tree(block, RemovalReason.DROPPED)
 
     @staticmethod
     def _covers_more(block: KVCacheBlock, num_tokens: int) -> bool:
         """Whether a block is cached under more tokens than that, so that writing behind them would falsify it."""
-        return block._lookup_node is not None and num_key_tokens(block.key) > num_tokens
+        return block.lookup_node is not None and num_key_tokens(block.key) > num_tokens
 
     def release_last_block(self, sequence: GenerationRequest) -> None:
         """Drop the last block, to the front of its queue if nobody else holds it. C++: releaseLastBlock."""
         window = self.get_window(sequence.request_id)
         block = window.held[-1]
         block.dec_ref_count()
-        if not block._ref_count:
+        if not block.ref_count:
             self._policy.release_block(block, to_front=True)
         window.held.pop()
         window.block_ids[0].pop()

@@ -97,22 +97,22 @@ class BlockStorer(WindowPart):
         keys = keys[: len(blocks)]
         nodes = self._matcher.tree.insert_nodes(keys)
         prev: KVCacheBlock = self._matcher.root_block
-        parent_hash = prev._hash
+        parent_hash = prev.hash_link
         stored: list[StoredBlock] = []
         pinned: list[BlockId] = []
         for node, block, key in zip(nodes, blocks, keys, strict=False):
             existing = node.get_value(self._settings.channel)
             if existing is not None and not (existing.is_placeholder and self._improves(block)):
                 prev = existing
-                parent_hash = prev._hash
-            elif block._block_id == PLACEHOLDER_BLOCK_ID:
+                parent_hash = prev.hash_link
+            elif block.block_id == PLACEHOLDER_BLOCK_ID:
                 prev = self._nearest_ancestor(node)
                 parent_hash = self._hash_past_hole(prev, key, parent_hash)
             else:
                 self._move_to_node(block, node, key, prev, parent_hash, existing)
                 stored.append(StoredBlock(block, node, parent_hash))
                 prev = block
-                parent_hash = prev._hash
+                parent_hash = prev.hash_link
             if pin_blocks and not block.is_placeholder:
                 pinned.append(self._pin(prev))
         if self._policy.follows_tree:
@@ -145,8 +145,8 @@ class BlockStorer(WindowPart):
         existing: KVCacheBlock | None,
     ) -> None:
         """Make a block the value of a node that is free or has a placeholder, and say so where it stood before."""
-        if block._lookup_node is not None:
-            self._sequences.num_shared_moves += block._ref_count > 1
+        if block.lookup_node is not None:
+            self._sequences.num_shared_moves += block.ref_count > 1
             self._claimer.remove_held(block, RemovalReason.MOVED)
         if existing is None:
             block.attach_to_lookup_node(node)
@@ -155,9 +155,9 @@ class BlockStorer(WindowPart):
             if self._policy.follows_tree:
                 self._policy.removed((existing,))
         block.set_block_key(key, num_key_tokens(key) == self._settings.tokens_per_block)
-        block._prev_block_in_seq = prev
+        block.prev_block_in_seq = prev
         link = link_hash(key, parent_hash)
-        block._hash = link if self._event_manager is None else resolve_hash(link)
+        block.hash_link = link if self._event_manager is None else resolve_hash(link)
 
     def _report_stored(self, stored: Sequence[StoredBlock], event_manager: KVCacheEventManager) -> None:
         """One event for each run of blocks that hang below one another, with the hash above the first."""
@@ -183,10 +183,10 @@ class BlockStorer(WindowPart):
 
     def _pin(self, block: KVCacheBlock) -> BlockId:
         """Add a reference; a free block leaves its queue and keeps its retention."""
-        if not block._ref_count:
-            self._policy.claim_block(block, block._priority, self._policy.get_duration_ms(block))
+        if not block.ref_count:
+            self._policy.claim_block(block, block.priority, self._policy.get_duration_ms(block))
         self._sequences.add_pin(block)
-        return block._block_id
+        return block.block_id
 
     def _keys(self, sequence: GenerationRequest, request: LlmRequest, allow_partial: bool) -> list[PackedKey]:
         """Keys under which what is computed of a sequence may be stored.

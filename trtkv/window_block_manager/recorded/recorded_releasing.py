@@ -38,13 +38,13 @@ class RecordedBlockReleaser(BlockReleaser):
                 return
             matched, block = matches
             if num_matched > num_tokens_to_keep:
-                block._priority = MIN_RETENTION_PRIORITY
+                block.priority = MIN_RETENTION_PRIORITY
                 self._release_subtree(block)
                 return
             num_matched += matched
-            if block._lookup_node is None:
+            if block.lookup_node is None:
                 return
-            node = block._lookup_node
+            node = block.lookup_node
 
     def _release_subtree(self, block: KVCacheBlock) -> None:
         """Detach a block and all below it, children before parents, as recorded. C++: releaseSubtree."""
@@ -55,11 +55,11 @@ class RecordedBlockReleaser(BlockReleaser):
             stack.extend(reversed(current.next_blocks))
             subtree.append(current)
         for entry in reversed(subtree):
-            check(entry.is_leaf, f"block {entry._block_id} has children of another window")
+            check(entry.is_leaf, f"block {entry.block_id} has children of another window")
             self._claimer.remove_from_tree(entry, RemovalReason.DROPPED)
-            if entry._ref_count:
+            if entry.ref_count:
                 continue
-            entry._priority = MIN_RETENTION_PRIORITY
+            entry.priority = MIN_RETENTION_PRIORITY
             self._policy.release_block(entry, to_front=True)
 
     def _note_removed(self, request_id: RequestId) -> None:

@@ -25,7 +25,7 @@ class RecordedBlockStorer(BlockStorer):
 
     def _hash_past_hole(self, ancestor: KVCacheBlock, key: PackedKey, parent_hash: HashLink | int) -> HashLink | int:
         """That of the nearest block above, so that equal hashes can stand for different prefixes."""
-        return ancestor._hash
+        return ancestor.hash_link
 
     def _prune(self, nodes: Sequence[LookupNodePtr]) -> None:
         """Nodes without a block stay."""
@@ -47,7 +47,7 @@ class RecordedBlockStorer(BlockStorer):
 
     def _block_at(self, held: KVCacheBlock, block_id: BlockId) -> KVCacheBlock:
         """Blocks that left the window are included, even when another sequence has them by now."""
-        return held if held._block_id == block_id else self._get_block_by_id(block_id)
+        return held if held.block_id == block_id else self._get_block_by_id(block_id)
 
     def _may_store_new_block(self, sequence: GenerationRequest, request: LlmRequest, usable: int) -> bool:
         """It is not asked."""
