@@ -93,11 +93,14 @@ class WindowEvictionPolicy:
             raise OutOfBlocksError(
                 f"{count} blocks are needed and {self._primary.num_free} are free; free a sequence or enlarge the pool"
             )
+        has_default_only = self._primary.has_default_priority_only
         taken = self._primary.take(count)
         for block in taken:
             block.free_queue = None
-            if block.priority != DEFAULT_RETENTION_PRIORITY:
-                self._set_priority(block, DEFAULT_RETENTION_PRIORITY)
+        if not has_default_only:
+            for block in taken:
+                if block.priority != DEFAULT_RETENTION_PRIORITY:
+                    self._set_priority(block, DEFAULT_RETENTION_PRIORITY)
         if self._durations.by_block:
             for block in taken:
                 self._durations.end(block)

@@ -13,7 +13,7 @@ from trtkv.eviction.protocol import EvictionPolicy
 class FreeBlocksQueue:
     """Free blocks of one level and priority in the order of ``policy``. C++: FreeBlocksQueue.
 
-    A block that waits in a queue knows it (``_free_queue``), so that it can be claimed from there.
+    A block that waits in a queue knows it (``free_queue``), so that it can be claimed from there.
     """
 
     __slots__ = ("level", "policy", "priority")
@@ -30,15 +30,15 @@ class FreeBlocksQueue:
         return iter(self.policy)
 
     def append(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Put blocks in; whoever calls it sets their ``_free_queue``, in a loop it makes anyway."""
+        """Put blocks in; whoever calls it sets their ``free_queue``, in a loop it makes anyway."""
         self.policy.released(blocks)
 
     def discard(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Take these blocks out, wherever they stand; the caller clears their ``_free_queue``."""
+        """Take these blocks out, wherever they stand; the caller clears their ``free_queue``."""
         self.policy.claimed(blocks)
 
     def take(self, count: int) -> list[KVCacheBlock]:
-        """Take the next blocks, or all if there are fewer; the caller clears their ``_free_queue``."""
+        """Take the next blocks, or all if there are fewer; the caller clears their ``free_queue``."""
         return self.policy.take(count)
 
 

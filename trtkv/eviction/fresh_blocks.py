@@ -68,7 +68,7 @@ class FreshBlocks:
         return self.get_block(self._num_taken)
 
     def take(self, count: int) -> list[KVCacheBlock]:
-        """Take the next ones, or all if there are fewer; the caller clears their ``_free_queue``."""
+        """Take the next ones, or all if there are fewer; the caller clears their ``free_queue``."""
         first, end = self._num_taken, min(self._num_taken + count, len(self.ids))
         self._make_up_to(end)
         self._num_taken = end

@@ -63,6 +63,11 @@ class LevelQueues:
         """The priority that counts for a block."""
         return block.priority if self._eviction.by_priority else _DEFAULT
 
+    @property
+    def has_default_priority_only(self) -> bool:
+        """Whether every free block certainly has the default priority."""
+        return self._eviction.by_priority and self._used_priorities == 1 << _DEFAULT
+
     # -- taking -----------------------------------------------------------------------------------
 
     def peek(self) -> tuple[KVCacheBlock, Priority] | None:
@@ -90,7 +95,7 @@ class LevelQueues:
     def take(self, count: int) -> list[KVCacheBlock]:
         """Take the next blocks; there must be as many. Nothing is changed if memory for new block objects runs out.
 
-        The caller clears their ``_free_queue``, in a loop it makes anyway.
+        The caller clears their ``free_queue``, in a loop it makes anyway.
         """
         num_before_fresh = sum(map(len, self._queues_before_fresh()))
         self.fresh.make(min(max(0, count - num_before_fresh), len(self.fresh)))

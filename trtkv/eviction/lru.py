@@ -12,7 +12,7 @@ from trtkv.eviction.protocol import LevelOfBlocks
 class LRU:
     """Least recently released first. C++: one FreeBlocksQueue of LRUEvictionPolicy.
 
-    A ring that a block of the ring's own closes: each block knows its neighbours (``_prev_free``, ``_next_free``), so
+    A ring that a block of the ring's own closes: each block knows its neighbours (``prev_free``, ``next_free``), so
     taking one out of the middle is two assignments, and the ring needs no memory for them.
     """
 
