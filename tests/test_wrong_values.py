@@ -51,11 +51,13 @@ from trtkv.sizing.memory_size import parse_memory_size
 from trtkv.traces.block_names import checked_block_size
 from trtkv.traces.generate.workload import generate_workload
 from trtkv.traces.rows import json_rows
+from trtkv.traces.trace_stream import TraceLines
 
 IS_COMPILED: Final = not eviction_policy.__file__.endswith(".py")
 
 NO_INTEGERS: Final = (1.5, 2.0, nan, inf, "3", b"3", [1], (), True, np.float64(2), np.bool_(True), 1j)
 NO_NAMES: Final = ("x", "", 99, -1, 1.5, nan, None, [1])
+NO_STATES: Final = ("x", "", 99, -2, 1.5, nan, None, [1])
 TOO_LARGE: Final = (2**31, 2**63)
 
 
@@ -117,7 +119,7 @@ CONSTRUCTORS: Final = [
         encoder_tokens=([1.5], ["a"], [2**31], 5, b"abcd"),
         encoder_output_len=below(0),
         num_draft_tokens=NOT_NEGATIVE,
-        state=NO_NAMES,
+        state=NO_STATES,
     ),
     Case("to_token_array", to_token_array, ([nan], b"abcd", "a", None, [2**31])),
     Case("to_extra_id_array", to_extra_id_array, ([-1], b"abcdefgh", None, [1.5])),
@@ -252,16 +254,16 @@ CONSTRUCTORS: Final = [
         "CapacityScheduler",
         max_num_requests=POSITIVE,
         policy=NO_NAMES,
-        no_schedule_until_state=NO_NAMES,
-        no_schedule_after_state=NO_NAMES,
+        no_schedule_until_state=NO_STATES,
+        no_schedule_after_state=NO_STATES,
     ),
     *option_cases(
         MicroBatchScheduler,
         "MicroBatchScheduler",
         ctx_chunk_config=(5, "x"),
         max_context_length=below(1),
-        no_schedule_until_state=NO_NAMES,
-        no_schedule_after_state=NO_NAMES,
+        no_schedule_until_state=NO_STATES,
+        no_schedule_after_state=NO_STATES,
         reuse_discount=tuple(value for value in NO_NAMES if value is not None),
     ),
     *option_cases(
@@ -383,7 +385,7 @@ CONSTRUCTORS: Final = [
         capacity_tokens=(*NO_INTEGERS, 3, 0, -1),
         live=POSITIVE,
     ),
-    *option_cases(lambda **options: json_rows(BytesIO(), "t", **options), "json_rows", limit=below(0)),
+    *option_cases(lambda **options: json_rows(TraceLines(BytesIO(), "t"), **options), "json_rows", limit=below(0)),
     Case("checked_block_size", checked_block_size, POSITIVE),
     Case("BlockKey", lambda value: BlockKey(value).packed, ([1.5], ["a"])),
 ]
@@ -429,7 +431,7 @@ def test_constructor_refuses_wrong_values(case: Case) -> None:
 
 
 REQUEST_CALLS: Final = [
-    Case("set_state", lambda request: request.set_state, NO_NAMES),
+    Case("set_state", lambda request: request.set_state, NO_STATES),
     Case("set_context_current_position", lambda request: request.set_context_current_position, NOT_NEGATIVE),
     Case("set_context_chunk_size", lambda request: request.set_context_chunk_size, NOT_NEGATIVE),
     Case("set_num_draft_tokens", lambda request: request.set_num_draft_tokens, NOT_NEGATIVE),

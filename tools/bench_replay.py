@@ -36,8 +36,8 @@ from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.records.llm_request import LlmRequest
 from trtkv.replay.closed_loop.closed_loop import ClosedLoop, ReplayManager
 from trtkv.replay.config import ReplayConfig
-from trtkv.traces.formats.mooncake import read_trace
 from trtkv.traces.trace import TraceRequest
+from trtkv.traces.trace_reader import read_trace
 
 PHASES: Final = ("add", "store", "decode", "remove")
 
