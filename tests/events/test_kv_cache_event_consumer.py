@@ -8,7 +8,8 @@ from tests.stress.manager_tree import read_trees
 from tests.stress.random_program import RandomProgram
 from trtkv import KVCacheManager, LlmRequest
 from trtkv.errors import InvalidInputError
-from trtkv.events.kv_cache_event_consumer import CachedBlock, EventGap, KVCacheEventConsumer, RankedEventConsumer
+from trtkv.events.event_sequence import EventGap
+from trtkv.events.kv_cache_event_consumer import CachedBlock, KVCacheEventConsumer, RankedEventConsumer
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import (
     KVCacheEvent,

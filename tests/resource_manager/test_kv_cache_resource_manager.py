@@ -16,7 +16,7 @@ from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.pools.memory import CacheMemory
 from trtkv.records.config import KvCacheConfig, ModelConfig, SchedulerConfig
 from trtkv.records.linear_attention import LinearAttentionMetadata
-from trtkv.records.llm_request import LlmRequest, LlmRequestState
+from trtkv.records.llm_request import LlmRequest, LlmRequestState, MultimodalInput
 from trtkv.resource_manager import KVCacheResourceManager
 from trtkv.scheduler.capacity_scheduler import CapacityScheduler
 from trtkv.scheduler.micro_batch_scheduler import MicroBatchScheduler
@@ -230,6 +230,26 @@ def test_more_accepted_drafts_than_slots_are_refused_before_any_change() -> None
     with pytest.raises(InvalidInputError, match="3 drafts of request 2 accepted, slots were prepared for 2"):
         resources.update_resources(batch, {1: 0, 2: 3})
     assert resources.get_num_tokens(requests[0]) == 4 + 1 + 2
+
+
+@pytest.mark.parametrize(
+    "constraints",
+    [
+        {"multimodal_input": MultimodalInput([[1] * 8, [2] * 8], [0, 6], [3, 2])},
+        {"input_token_extra_ids": [7] * 9},
+    ],
+)
+def test_probe_sees_images_and_extra_ids(constraints: dict[str, Any]) -> None:
+    resources = make_resources()
+    for index, options in enumerate([{}, constraints]):
+        tokens = [100 * index + token for token in range(9)]
+        request = LlmRequest(index, tokens, 4, **options)
+        resources.prepare_resources(batch_of([request]))
+        request.move_to_next_context_chunk()
+        resources.update_resources(batch_of([request]))
+        other = {} if options else constraints
+        assert resources.probe_prefix_match_length(tokens, **options) == 8
+        assert resources.probe_prefix_match_length(tokens, **other) == 0
 
 
 def test_computed_prompts_are_found_by_later_requests() -> None:

@@ -8,10 +8,10 @@ from trtkv._lazy import lazy_names
 
 PUBLIC_NAMES: Final = {
     "attention_dp_gather": ("DEFAULT_GATHER_PERIOD_MS", "AttentionDpEventGatherer", "GatherFailedError"),
+    "event_sequence": ("EventGap",),
     "kv_cache_event_consumer": (
         "CachedBlock",
         "CachedBlockTree",
-        "EventGap",
         "KVCacheEventConsumer",
         "RankedEventConsumer",
     ),
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from trtkv.events.attention_dp_gather import DEFAULT_GATHER_PERIOD_MS as DEFAULT_GATHER_PERIOD_MS
     from trtkv.events.attention_dp_gather import AttentionDpEventGatherer as AttentionDpEventGatherer
     from trtkv.events.attention_dp_gather import GatherFailedError as GatherFailedError
+    from trtkv.events.event_sequence import EventGap as EventGap
     from trtkv.events.kv_cache_event_consumer import CachedBlock as CachedBlock
     from trtkv.events.kv_cache_event_consumer import CachedBlockTree as CachedBlockTree
-    from trtkv.events.kv_cache_event_consumer import EventGap as EventGap
     from trtkv.events.kv_cache_event_consumer import KVCacheEventConsumer as KVCacheEventConsumer
     from trtkv.events.kv_cache_event_consumer import RankedEventConsumer as RankedEventConsumer
     from trtkv.events.kv_cache_event_manager import KVCacheEventManager as KVCacheEventManager

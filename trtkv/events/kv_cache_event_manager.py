@@ -41,6 +41,9 @@ class KVCacheEventManager:
 
     With attention data parallelism flushed events go to ``gather`` first (see AttentionDpEventGatherer), so that
     readers on rank 0 see the events of all ranks, each with its ``attention_dp_rank``.
+
+    ``epoch``: what listeners detect a restart by; give each run a higher one than the run before, such as the time
+    of its start. Without epochs the created event with id 0 tells them.
     """
 
     def __init__(
@@ -48,11 +51,13 @@ class KVCacheEventManager:
         max_kv_event_entries: int,
         attention_dp_rank: int | None = None,
         gather: EventGatherer | None = None,
+        epoch: int = 0,
     ) -> None:
         check_integer("event buffer size", max_kv_event_entries, 1, error=ConfigurationError)
         if attention_dp_rank is not None:
             check_integer("attention_dp_rank", attention_dp_rank, 0, error=ConfigurationError)
         self._max_size = max_kv_event_entries
+        self._epoch = check_integer("epoch", epoch, 0, error=ConfigurationError)
         self._attention_dp_rank = attention_dp_rank
         self._gather = gather
         self._next_event_id = 0
@@ -82,6 +87,10 @@ class KVCacheEventManager:
         """Id of the next event; those before it describe the cache as it is now, but for removals being collected."""
         return self._next_event_id
 
+    def describe_now(self, data: KVCacheEventData, window_size: WindowSize) -> KVCacheEvent:
+        """An event of a snapshot: it carries the id of the last event so far. Enqueues nothing."""
+        return KVCacheEvent(self._next_event_id - 1, data, window_size, self._attention_dp_rank, self._epoch)
+
     # -- enqueueing -------------------------------------------------------------------------------
 
     def enqueue_created_event(self, num_blocks_per_cache_level: tuple[int, ...], window_size: WindowSize) -> None:
@@ -110,7 +119,9 @@ class KVCacheEventManager:
             self._enqueue(KVCacheRemovedData(hashes), window_size)
 
     def _enqueue(self, data: KVCacheEventData, window_size: WindowSize) -> None:
-        self._event_queue.append(KVCacheEvent(self._next_event_id, data, window_size, self._attention_dp_rank))
+        self._event_queue.append(
+            KVCacheEvent(self._next_event_id, data, window_size, self._attention_dp_rank, self._epoch)
+        )
         self._next_event_id += 1
         if len(self._event_queue) > self._max_size:
             self._event_queue.popleft()

@@ -48,9 +48,13 @@ KVCacheEventData: TypeAlias = "KVCacheCreatedData | KVCacheStoredData | KVCacheR
 
 
 class KVCacheEvent(NamedTuple):
-    """One event; ids of a manager grow by 1, so a hole shows dropped events. C++: executor::KVCacheEvent."""
+    """One event; ids of a manager grow by 1, so a hole shows dropped events. C++: executor::KVCacheEvent.
+
+    ``epoch`` is that of the event manager: a restarted manager has a higher one, and its ids begin with 0 again.
+    """
 
     event_id: int
     data: KVCacheEventData
     window_size: WindowSize
     attention_dp_rank: int | None = None
+    epoch: int = 0

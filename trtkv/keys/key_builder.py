@@ -111,6 +111,11 @@ def build_encoder_keys(
     return [pack_key(data, extra_ids, lora, salt, extra_keys) for data, extra_ids, lora, _, extra_keys in packed]
 
 
+def forget_block_keys(request: LlmRequest) -> None:
+    """Build the keys of a request anew the next time, as what they are made of has changed."""
+    request._block_key_cache = None
+
+
 def make_empty_key(request: LlmRequest, position: int) -> PackedKey:
     """Key without tokens, for a last block whose only token is the one never looked up."""
     return _make_key(request, array("i"), position, position)

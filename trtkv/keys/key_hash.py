@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from trtkv.keys.packed_key import PackedKey, num_key_tokens, token_bytes
+from trtkv.keys.recorded_name import RecordedName
 
 if TYPE_CHECKING:
     from trtkv.keys.compiled_hash import CompiledHash
@@ -20,8 +21,8 @@ _GOLDEN: Final = 0x9E3779B9
 
 
 def hash_salt(cache_salt: str) -> int:
-    """64-bit hash of a salt string: MurmurHash64A with the seed of the C++ standard library used by the reference."""
-    data = cache_salt.encode()
+    """64-bit hash of a salt or a name: MurmurHash64A with the seed of the C++ standard library of the reference."""
+    data = cache_salt.encode("utf-8", "surrogatepass")
     factor = 0xC6A4A7935BD1E995
     value = 0xC70F6907 ^ (len(data) * factor & _MASK64)
     for start in range(0, len(data) & ~7, 8):
@@ -74,7 +75,8 @@ def load_compiled_hash() -> CompiledHash | None:
 def hash_block_key(key: PackedKey, parent_hash: int = 0) -> int:
     """64-bit hash of a packed key, chained to the hash of its parent (0 for the first block); none of a digest.
 
-    The salt counts only where the parent hash is 0. C++: BlockKeyHasher::hash.
+    The salt counts only where the parent hash is 0. A name of a multimodal item counts, unless it is a
+    ``RecordedName``: the reference leaves it out, so that different blocks share a hash. C++: BlockKeyHasher::hash.
     """
     data = token_bytes(key)
     seed = len(data) >> 2 ^ (parent_hash * _PARENT_FACTOR & _MASK64)
@@ -95,6 +97,8 @@ def hash_block_key(key: PackedKey, parent_hash: int = 0) -> int:
         for word in array("I", mm_key.hash):
             seed = _mix32(word, seed)
         seed = _mix64(mm_key.start_offset, seed)
+        if mm_key.uuid is not None and not isinstance(mm_key.uuid, RecordedName):
+            seed = _mix64(hash_salt(mm_key.uuid), seed)
     return seed
 
 

@@ -833,18 +833,12 @@ class KVCacheManager:
         """
         with self._lock:
             events = get_event_manager(self._event_manager)
-            event_id, rank = events.next_event_id - 1, events.attention_dp_rank
             created = [
-                KVCacheEvent(
-                    event_id,
-                    KVCacheCreatedData(manager.settings.blocks_per_tier),
-                    manager.settings.window_size,
-                    rank,
-                )
+                events.describe_now(KVCacheCreatedData(manager.settings.blocks_per_tier), manager.settings.window_size)
                 for manager in self._windows
             ]
             return created + [
-                KVCacheEvent(event_id, data, manager.settings.window_size, rank)
+                events.describe_now(data, manager.settings.window_size)
                 for manager in self._windows
                 for data in manager.matcher.describe_blocks()
             ]

@@ -12,10 +12,11 @@ from trtkv.common import MAX_INT32, RECURRENT_STATES, BlockId, CacheType, Reques
 from trtkv.errors import ConfigurationError, InvalidInputError, OutOfBlocksError, UnknownIdError
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheEvent
+from trtkv.keys.multimodal_keys import check_multimodal_input
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.pools.memory import CacheMemory, calculate_blocks_per_window
 from trtkv.records.config import KvCacheConfig, ModelConfig, SchedulerConfig
-from trtkv.records.llm_request import LlmRequest, LlmRequestState
+from trtkv.records.llm_request import LlmRequest, LlmRequestState, MultimodalInput
 from trtkv.records.stats import KvCacheIterationStats, KvCacheStats
 from trtkv.resource_manager.base_resource_manager import BaseResourceManager, KvBlockBudget
 from trtkv.resource_manager.context_admission import ContextAdmission, check_drafts
@@ -453,10 +454,28 @@ class KVCacheResourceManager(BaseResourceManager):
         return self._impl.get_token_count(request.request_id)
 
     def probe_prefix_match_length(
-        self, input_tokens: Iterable[TokenId], lora_task_id: int | None = None, cache_salt: str | None = None
+        self,
+        input_tokens: Iterable[TokenId],
+        lora_task_id: int | None = None,
+        cache_salt: str | None = None,
+        *,
+        input_token_extra_ids: Iterable[int] | None = None,
+        multimodal_input: MultimodalInput | None = None,
     ) -> int:
-        """Tokens of a prompt that admission would find cached now. Changes and holds nothing."""
-        request = LlmRequest(MAX_INT32, input_tokens, lora_task_id=lora_task_id, cache_salt=cache_salt)
+        """Tokens of a prompt that admission would find cached now. Changes and holds nothing.
+
+        Give everything that constrains the request: blocks of other images or extra ids are not the same blocks.
+        """
+        if multimodal_input is not None:
+            check_multimodal_input(multimodal_input)
+        request = LlmRequest(
+            MAX_INT32,
+            input_tokens,
+            input_token_extra_ids=input_token_extra_ids,
+            lora_task_id=lora_task_id,
+            cache_salt=cache_salt,
+            multimodal_input=multimodal_input,
+        )
         return self._impl.probe_prefix_match_length(request) if request.prompt_len else 0
 
     def rewind_kv_cache(self, request: LlmRequest, rewind_len: int) -> None:

@@ -122,6 +122,7 @@ def read_key(value: Args) -> BlockKey:
     """Block key of a key object."""
     from trtkv.keys.block_key import BlockKey
     from trtkv.keys.packed_key import MmKey
+    from trtkv.keys.recorded_name import RecordedName
 
     tokens = value["tokens"]
     extra_ids = value.get("extra_ids")
@@ -133,7 +134,10 @@ def read_key(value: Args) -> BlockKey:
         extra_ids=tuple(extra_ids) if uses_extra_ids else None,
         lora_task_id=value.get("lora"),
         cache_salt=value.get("salt"),
-        extra_keys=tuple(MmKey(bytes.fromhex(digest), start, uuid) for digest, start, uuid in value.get("mm", ())),
+        extra_keys=tuple(
+            MmKey(bytes.fromhex(digest), start, None if uuid is None else RecordedName(uuid))
+            for digest, start, uuid in value.get("mm", ())
+        ),
     )
 
 
@@ -163,5 +167,7 @@ def write_event_key(key: BlockKey) -> dict[str, JsonValue]:
     if key.cache_salt is not None:
         result["salt"] = key.cache_salt
     if key.extra_keys:
-        result["mm"] = [[mm.hash.hex(), mm.start_offset, mm.uuid] for mm in key.extra_keys]
+        result["mm"] = [
+            [mm.hash.hex(), mm.start_offset, None if mm.uuid is None else str(mm.uuid)] for mm in key.extra_keys
+        ]
     return result

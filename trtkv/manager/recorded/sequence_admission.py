@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtkv.blocks.generation_request import GenerationRequest
+from trtkv.keys.key_builder import forget_block_keys
+from trtkv.keys.recorded_name import RecordedName
 from trtkv.manager.sequence_admission import RequestInfo, SequenceAdmission
 from trtkv.records.llm_request import LlmRequest
 from trtkv.window_block_manager.loading import BatchSeqStats
@@ -21,6 +23,8 @@ class RecordedSequenceAdmission(SequenceAdmission):
 
     def add_batch(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> None:
         """Give every request a sequence, and tell it how much of its prompt is cached."""
+        for request in llm_requests:
+            _take_names_as_recorded(request)
         batch = list(zip(request_infos, llm_requests, strict=True))
         sequences = [self._create_sequence(info, request) for info, request in batch]
         self._tell_listener(request_infos, llm_requests)
@@ -40,3 +44,13 @@ class RecordedSequenceAdmission(SequenceAdmission):
     def _create_sequence(self, info: RequestInfo, request: LlmRequest) -> GenerationRequest:
         self._check_new(info[0])
         return super()._create_sequence(info, request)
+
+
+def _take_names_as_recorded(request: LlmRequest) -> None:
+    """Leave names of multimodal items out of hashes, as recorded; they stay equal to what they were."""
+    mm = request.multimodal_input
+    if mm is None or not mm.uuids:
+        return
+    names = [None if name is None else RecordedName(name) for name in mm.uuids]
+    request.multimodal_input = mm._replace(uuids=names)
+    forget_block_keys(request)
