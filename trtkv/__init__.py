@@ -38,6 +38,7 @@ PUBLIC_NAMES: Final = {
     "executor.model_spec": ("read_model_spec",),
     "exporters.page_tables": ("export_block_table", "export_flashinfer", "export_flex", "export_slot_mapping"),
     "exporters.prometheus_metrics": ("KvCacheMetrics",),
+    "exporters.adapter_names": ("AdapterNames",),
     "exporters.trtllm_json": ("event_from_dict", "event_to_dict", "events_to_dicts"),
     "exporters.vllm_events": ("VllmEventEncoder", "VllmEventTranslator", "decode_batch"),
     "exporters.zmq_event_publisher": ("ZmqEventPublisher",),
@@ -123,6 +124,7 @@ if TYPE_CHECKING:
     from trtkv.executor.executor_config import ExecutorConfig as ExecutorConfig
     from trtkv.executor.executor_config import create_kv_cache_manager as create_kv_cache_manager
     from trtkv.executor.model_spec import read_model_spec as read_model_spec
+    from trtkv.exporters.adapter_names import AdapterNames as AdapterNames
     from trtkv.exporters.page_tables import export_block_table as export_block_table
     from trtkv.exporters.page_tables import export_flashinfer as export_flashinfer
     from trtkv.exporters.page_tables import export_flex as export_flex

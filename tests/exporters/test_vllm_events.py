@@ -107,7 +107,7 @@ def test_subscribers_read_what_was_meant(as_maps: bool) -> None:
 
 
 def test_array_layout_begins_with_the_tag_and_ends_with_the_last_field_set() -> None:
-    encoder = VllmEventEncoder(VllmEventTranslator(4, [64]))
+    encoder = VllmEventEncoder(VllmEventTranslator(4, [64], vllm_version="0.10"))
     stored = BlockStored([1], None, [5, 6], 2)
     batch = WireBatch(1.0, [stored, stored._replace(group_idx=3), BlockRemoved([1]), AllBlocksCleared()], 4)
     assert msgspec.msgpack.decode(encoder.encode_batch(batch)) == [
@@ -167,7 +167,12 @@ def test_salt_and_images_are_extra_keys() -> None:
     data = KVCacheStoredData(5, [KVCacheStoredBlockData(9, key.packed, 0, 35)])
     (stored,) = list_wire([KVCacheEvent(0, data, 64)])
     assert isinstance(stored, BlockStored)
-    assert (stored.parent_block_hash, stored.lora_id, stored.extra_keys) == (5, 7, [["00" * 32, "cat"]])
+    images = [["00" * 32, 0], ["cat", 1], ["content_hash", "00" * 32]]
+    assert (stored.parent_block_hash, stored.lora_id, stored.extra_keys) == (5, 7, [images])
+    (older,) = list_wire([KVCacheEvent(0, data, 64)], vllm_version="0.10")
+    assert isinstance(older, BlockStored)
+    assert older.extra_keys == [["00" * 32, "cat"]]
+    assert stored.lora_name == older.lora_name == "lora-7"
 
 
 def test_several_windows_become_groups() -> None:

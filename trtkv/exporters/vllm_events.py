@@ -17,8 +17,14 @@ from trtkv.events.kv_cache_events import (
     KVCacheStoredData,
     KVCacheUpdatedData,
 )
+from trtkv.exporters.adapter_names import AdapterNames
 from trtkv.keys.block_key import BlockKey
-from trtkv.keys.packed_key import num_key_tokens
+from trtkv.keys.packed_key import MmKey, num_key_tokens
+
+VLLM_VERSION: Final = "0.33"
+"""Version whose form is written by default."""
+VLLM_VERSIONS: Final = (VLLM_VERSION, "0.10")
+"""Forms that can be written: events as maps and images with offsets, or events as arrays and images without."""
 
 MEDIA: Final = ("GPU", "CPU")
 """Names of the primary and the secondary level."""
@@ -80,6 +86,9 @@ class VllmEventTranslator:
     ``report_media``: whether a block that moves to the host is reported there (stored, then removed from the other
     medium). By default media are not told apart: the block can be matched all the same. Priorities are not reported.
     The created event that begins a stream becomes AllBlocksCleared, so that nothing of an earlier run lingers.
+    Where several cached blocks share a hash, its removal is reported when the last is gone, as listeners keep sets.
+    ``adapter_names``: names of adapters, by which listeners tell their blocks apart. ``vllm_version``: one of
+    ``VLLM_VERSIONS``; decides how images are written, and the layout that ``VllmEventEncoder`` packs.
     """
 
     def __init__(
@@ -89,13 +98,20 @@ class VllmEventTranslator:
         *,
         include_partial_blocks: bool = False,
         report_media: bool = False,
+        adapter_names: Mapping[int, str] | None = None,
+        vllm_version: str = VLLM_VERSION,
     ) -> None:
+        if vllm_version not in VLLM_VERSIONS:
+            raise InvalidInputError(f"vllm_version is {vllm_version!r}; give one of {', '.join(VLLM_VERSIONS)}")
         if not window_sizes or len(set(window_sizes)) != len(window_sizes):
             raise InvalidInputError(f"windows to publish are {list(window_sizes)}; give at least one, each once")
         self._tokens_per_block = check_count("tokens_per_block", tokens_per_block, 1)
         self._window_sizes = list(window_sizes)
         self._include_partial_blocks = include_partial_blocks
         self._report_media = report_media
+        self._adapter_names = AdapterNames(adapter_names)
+        self.vllm_version: Final = vllm_version
+        self._num_live: dict[tuple[int | None, WindowSize], dict[int, int]] = {}
         self._suppressed: set[tuple[int | None, WindowSize, int]] = set()
         self._consumers: dict[int | None, KVCacheEventConsumer] = {}
 
@@ -118,8 +134,7 @@ class VllmEventTranslator:
         if not events:
             raise InvalidInputError("no events to start from; give those of get_cached_block_events()")
         rank = events[0].attention_dp_rank
-        self._suppressed = {name for name in self._suppressed if name[0] != rank}
-        self._consumers.pop(rank, None)
+        self._forget(rank)
         result = self.translate(events)
         if self._report_media:
             self._consumers.setdefault(rank, KVCacheEventConsumer(rank)).resync(events)
@@ -128,7 +143,10 @@ class VllmEventTranslator:
     def _translate_event(self, event: KVCacheEvent) -> list[WireEvent]:
         data = event.data
         if isinstance(data, KVCacheCreatedData):
-            return [AllBlocksCleared()] if event.window_size == self._window_sizes[0] else []
+            if event.window_size != self._window_sizes[0]:
+                return []
+            self._forget(event.attention_dp_rank)
+            return [AllBlocksCleared()]
         if isinstance(data, KVCacheStoredData):
             wire_events = self._translate_stored(event, data)
             self._follow(event)
@@ -138,6 +156,12 @@ class VllmEventTranslator:
             self._follow(event)
             return wire_events
         return self._translate_updated(event, data)
+
+    def _forget(self, rank: int | None) -> None:
+        """Nothing of a rank is reported yet."""
+        self._suppressed = {name for name in self._suppressed if name[0] != rank}
+        self._num_live = {name: counts for name, counts in self._num_live.items() if name[0] != rank}
+        self._consumers.pop(rank, None)
 
     def _follow(self, event: KVCacheEvent) -> None:
         """Keep the tree, which is needed to describe a block again when it moves."""
@@ -156,10 +180,14 @@ class VllmEventTranslator:
         wire_events: list[WireEvent] = []
         run: list[tuple[int, CachedBlock]] = []
         parent_hash = data.parent_hash
+        counts = self._num_live.setdefault((event.attention_dp_rank, event.window_size), {})
         for entry in data.blocks:
             block = CachedBlock(parent_hash, entry.block_key, entry.cache_level, entry.priority)
             parent_hash = entry.block_hash
-            if num_key_tokens(entry.block_key) == self._tokens_per_block:
+            is_full = num_key_tokens(entry.block_key) == self._tokens_per_block
+            if is_full or self._include_partial_blocks:
+                counts[entry.block_hash] = counts.get(entry.block_hash, 0) + 1
+            if is_full:
                 if run and run[0][1].cache_level != block.cache_level:
                     wire_events += self._describe(event, run)
                     run = []
@@ -180,7 +208,8 @@ class VllmEventTranslator:
             return []
         keys = [BlockKey.unpack(block.block_key) for _, block in run]
         first = run[0][1]
-        extra_keys = [_list_extra_keys(key, block) for key, (_, block) in zip(keys, run, strict=True)]
+        write_image = _write_named_image if self.vllm_version == VLLM_VERSION else _write_image
+        extra_keys = [_list_extra_keys(key, block, write_image) for key, (_, block) in zip(keys, run, strict=True)]
         kind, sliding_window = self._describe_window(event.window_size)
         stored = BlockStored(
             block_hashes=[block_hash for block_hash, _ in run],
@@ -189,6 +218,7 @@ class VllmEventTranslator:
             block_size=keys[0].num_tokens,
             lora_id=keys[0].lora_task_id,
             medium=self._name_medium(first.cache_level),
+            lora_name=self._adapter_names.get(keys[0].lora_task_id),
             extra_keys=extra_keys if any(extra_keys) else None,
             group_idx=self._get_group(event.window_size),
             kv_cache_spec_kind=kind,
@@ -215,10 +245,15 @@ class VllmEventTranslator:
 
     def _translate_removed(self, event: KVCacheEvent, data: KVCacheRemovedData) -> list[WireEvent]:
         by_medium: dict[str, list[int]] = {}
+        counts = self._num_live.get((event.attention_dp_rank, event.window_size), {})
         for block_hash in data.block_hashes:
             name = (event.attention_dp_rank, event.window_size, block_hash)
             if name in self._suppressed:
                 self._suppressed.discard(name)
+                continue
+            count = counts.pop(block_hash, 0)
+            if count > 1:
+                counts[block_hash] = count - 1
                 continue
             block = self._get_block(event, block_hash)
             level = PRIMARY_LEVEL if block is None else block.cache_level
@@ -238,12 +273,29 @@ class VllmEventTranslator:
         return [*self._describe(event, [(data.block_hash, block)]), removed]
 
 
-def _list_extra_keys(key: BlockKey, block: CachedBlock) -> list[Any] | None:
-    """What else tells the block apart: multimodal content, and the salt on the first block of a prompt."""
-    extra: list[Any] = [mm_key.uuid or mm_key.hash.hex() for mm_key in key.extra_keys]
+def _list_extra_keys(key: BlockKey, block: CachedBlock, write_image: Callable[[MmKey], list[Any]]) -> list[Any] | None:
+    """What else tells the block apart: images, extra ids, and the salt on the first block of a prompt.
+
+    A salt is a text; all else are pairs, of a text and a number for an image, of a word and what it names otherwise.
+    """
+    extra: list[Any] = [entry for mm_key in key.extra_keys for entry in write_image(mm_key)]
     if key.cache_salt is not None and block.parent_hash is None:
         extra.append(key.cache_salt)
+    if key.extra_ids is not None:
+        extra.append(["token_extra_ids", list(key.extra_ids)])
     return extra or None
+
+
+def _write_image(mm_key: MmKey) -> list[Any]:
+    """The identifier alone: the name, or the content hash where there is no name."""
+    return [mm_key.hash.hex() if mm_key.uuid is None else str(mm_key.uuid)]
+
+
+def _write_named_image(mm_key: MmKey) -> list[Any]:
+    """Identifier and offset; the content of a named image is a pair of its own, as the manager compares it too."""
+    if mm_key.uuid is None:
+        return [[mm_key.hash.hex(), mm_key.start_offset]]
+    return [[str(mm_key.uuid), mm_key.start_offset], ["content_hash", mm_key.hash.hex()]]
 
 
 # -- msgpack ----------------------------------------------------------------------------------------
@@ -252,19 +304,20 @@ def _list_extra_keys(key: BlockKey, block: CachedBlock) -> list[Any] | None:
 class VllmEventEncoder:
     """Translates events and packs one message a rank (extra ``events``).
 
-    ``as_maps``: newer versions of vLLM and TensorRT-LLM's push path write events as maps tagged ``type``, older ones
-    as arrays that begin with the tag. ``clock`` returns seconds since the epoch.
+    ``as_maps``: events as maps tagged ``type``, which vLLM 0.33 and TensorRT-LLM's push path write, or as arrays that
+    begin with the tag, as older versions do; by default as the version of the translator has them. ``clock`` returns
+    seconds since the epoch.
     """
 
     def __init__(
         self,
         translator: VllmEventTranslator,
         *,
-        as_maps: bool = False,
+        as_maps: bool | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._translator = translator
-        self._as_maps = as_maps
+        self._as_maps = translator.vllm_version == VLLM_VERSION if as_maps is None else as_maps
         self._clock = clock
         self._pack = _import_msgpack().encode
 
@@ -312,7 +365,7 @@ def decode_batch(payload: bytes) -> WireBatch:
     except InvalidInputError:
         raise
     except Exception as error:  # msgspec has its own error types, known only once it is imported
-        raise InvalidInputError(f"{len(payload)} bytes are no event batch: {error}") from error
+        raise InvalidInputError(f"{len(payload)} bytes are not an event batch: {error}") from error
 
 
 def _read_event(event: Any) -> WireEvent:
