@@ -67,7 +67,7 @@ class SizeOptions:
     versus: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="K=V,...",
+            metavar="K=V[,K=V]",
             help="One more column with other settings, e.g. kv-dtype=fp8,tp=2 or model=NAME; may be repeated.",
         ),
     ] = None
