@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sizing.models import NAMES, shape_of
+from tests.sizing.models import NAMES, shape_of, values
 from trtkv.common import RECURRENT_STATES, CacheType, DataType
 from trtkv.errors import ConfigurationError, InvalidInputError
 from trtkv.sizing.model_shape import ModelShape, read_model_shape
@@ -208,7 +208,7 @@ def test_configs_that_do_not_tell_are_refused(name: str, changes: dict[str, obje
 def test_a_folder_stands_for_its_config_and_gives_the_name(tmp_path: Path) -> None:
     folder = tmp_path / "my-model"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "num_key_value_heads": 8}))
+    (folder / "config.json").write_text(json.dumps({**values("llama-3.1-8b")}))
     for path in (folder, folder / "config.json"):
         assert read_model_shape(path).name == "my-model"
     assert read_model_shape(folder).layers == shape_of("llama-3.1-8b").layers

@@ -8,7 +8,7 @@ import pytest
 
 from tests.sizing.models import NAMES, shape_of, values
 from trtkv.common import RECURRENT_STATES, CacheType, DataType
-from trtkv.sizing.hf_config import HfConfig
+from trtkv.sizing.hf_config import make_hf_config
 from trtkv.sizing.model_families import FAMILIES
 from trtkv.sizing.model_shape import ModelShape, make_model_shape
 
@@ -61,7 +61,8 @@ def test_layers_of_the_fixtures(transformers: Any, name: str) -> None:
 
 
 def shape_of_defaults(model_type: str) -> ModelShape:
-    return make_model_shape(HfConfig({"model_type": model_type, "dtype": "bfloat16"}, model_type), model_type)
+    # Inside a larger config, where a part leaves out what its class has by default.
+    return make_model_shape(make_hf_config({"text_config": {"model_type": model_type}}, model_type), model_type)
 
 
 @pytest.mark.parametrize("model_type", WITH_DEFAULTS)

@@ -215,6 +215,53 @@ MODALITY_WORDS: Final = (
 """Parts of names of objects that have layers of their own, which keep nothing of the text."""
 
 
+ORDINARY_WORDS: Final = (
+    "audio",
+    "beam",
+    "chunk_size",
+    "context_length",
+    "dense_intermediate",
+    "ep_size",
+    "expand",
+    "expert",
+    "ffn",
+    "image",
+    "intermediate",
+    "label",
+    "logits",
+    "max_length",
+    "min_length",
+    "moe",
+    "mtp",
+    "ngram",
+    "patch",
+    "position",
+    "predict",
+    "pretraining",
+    "return_sequences",
+    "rope",
+    "rotary",
+    "seed",
+    "softcap",
+    "time_step",
+    "token",
+    "topk",
+    "top_k",
+    "version",
+    "video",
+    "vision",
+    "vocab",
+    "word_embed_proj",
+)
+"""Parts of names of numbers that every config may have."""
+
+
+def is_ordinary(key: str) -> bool:
+    """Whether a number under this key cannot be a fact about layers and heads, by its name."""
+    name = key.lower()
+    return is_harmless(key) or any(word in name for word in ORDINARY_WORDS)
+
+
 def is_harmless(key: str) -> bool:
     """Whether a key is known not to change what a layer keeps."""
     return key in HARMLESS_KEYS or key.endswith(HARMLESS_ENDINGS)

@@ -56,8 +56,17 @@ class HfConfig:
     Every fact that is read is remembered with the key where it was found; see ``facts``.
     """
 
-    def __init__(self, values: Mapping[str, object], source: str, outer: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, object],
+        source: str,
+        outer: Mapping[str, object] | None = None,
+        *,
+        is_part: bool = False,
+    ) -> None:
         self.source = source
+        self.is_part = is_part
+        """Whether it stands inside the config of a model of several modalities."""
         self._values = values
         self._outer = outer or {}
         self._defaults: Mapping[str, object] = {}
@@ -67,7 +76,7 @@ class HfConfig:
 
     def of_family(self, defaults: Mapping[str, object], names: Names = NO_NAMES) -> HfConfig:
         """The same config with the defaults and names of a model type; ``names`` stand in place of OTHER_NAMES."""
-        config = HfConfig(self._values, self.source, self._outer)
+        config = HfConfig(self._values, self.source, self._outer, is_part=self.is_part)
         config._defaults = defaults
         config._names = names
         return config
@@ -292,7 +301,7 @@ def make_hf_config(values: Mapping[str, object], source: str) -> HfConfig:
     while True:
         present = [key for key in TEXT_CONFIG_KEYS if text.get(key) is not None]
         if not present:
-            return HfConfig(text, source, outer)
+            return HfConfig(text, source, outer, is_part=text is not values)
         inner = text[present[0]]
         if len(present) > 1:
             raise InvalidInputError(f"{source}: {' and '.join(present)} are both there; only one can be the text part")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import SequenceMatcher
 from typing import Final
 
 from trtkv.errors import InvalidInputError
-from trtkv.sizing.harmless_keys import MODALITY_WORDS, suspicious_keys
+from trtkv.sizing.harmless_keys import MODALITY_WORDS, is_harmless, is_ordinary, suspicious_keys
 from trtkv.sizing.hf_config import OTHER_NAMES, HfConfig, listed_keys
 from trtkv.sizing.model_families import ModelFamily
 
@@ -34,8 +35,38 @@ _STAND_INS: Final[Mapping[str, tuple[str, ...]]] = {
     "kv_lora_rank": ("lora", "latent"),
     "qk_rope_head_dim": ("rope_head", "qk_rope"),
     "index_head_dim": ("index",),
+    "num_kv_shared_layers": ("share",),
+    "multi_query": ("multi_query", "multiquery"),
+    "new_decoder_architecture": ("decoder_arch",),
+    "use_sliding_window": ("use_sliding", "use_swa"),
+    "use_cla": ("use_cla",),
+    "use_mla": ("use_mla",),
+    "indexer_types": ("indexer_type", "index_type"),
+    "layer_types": ("layer_type", "layers_block_type"),
 }
 """Words in keys that may stand for a fact which a config leaves out."""
+
+
+_DERIVED: Final = ("head_dim", "sliding_window", "num_kv_shared_layers")
+"""Facts that many configs leave out."""
+
+_ALWAYS_WRITTEN: Final = (
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "hidden_size",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+)
+"""Facts that a whole config has, where the part of a larger one leaves out what its class has by default."""
+
+_FLAGS: Final = ("multi_query", "new_decoder_architecture", "use_sliding_window", "use_cla", "use_mla")
+"""Facts that are true or false."""
+
+_ALL_FACTS: Final = frozenset(_STAND_INS) | {name for names in OTHER_NAMES.values() for name in names}
+
+_ALIKE: Final = 0.8
+"""Likeness from which a key counts as a misspelling of another."""
 
 
 def check_keys_of_unknown_type(config: HfConfig, model_type: str) -> None:
@@ -44,13 +75,13 @@ def check_keys_of_unknown_type(config: HfConfig, model_type: str) -> None:
     Messages name the keys; one fact has to be there: num_key_value_heads.
     """
     unknown = f"{config.source}: model type {model_type!r} is not known here, and"
-    has_types = isinstance(config.get("layer_types"), list)
+    has_types = isinstance(config.peek("layer_types"), list)
     understood = {name for key in _UNDERSTOOD for name in (key, *OTHER_NAMES.get(key, ()))}
     if has_types:
         understood |= {"sliding_window", "sliding_window_pattern"}
-    if config.get("use_sliding_window") is False:
+    if config.peek("use_sliding_window") is False:
         understood |= {"sliding_window", "max_window_layers"}
-    if config.get("use_cla") in (None, False):
+    if config.peek("use_cla") in (None, False):
         understood.add("cla_share_factor")
     doubtful = suspicious_keys(config.unread_keys | {"sliding_window"} & config.keys) - understood
     doubtful = {key for key in doubtful if not (key.startswith("sliding_window") and config.peek(key) == -1)}
@@ -74,19 +105,49 @@ def check_keys_of_known_type(config: HfConfig, family: ModelFamily, *, is_latent
     """
     if config.peek("per_layer_config"):
         raise InvalidInputError(f"{config.source}: per_layer_config changes layers one by one, which is not read here")
-    unread = config.unread_keys
-    for key in _asked_facts(config, family, is_latent=is_latent):
+    unread = config.written_keys - config.asked
+    for key in _asked_facts(config, is_latent=is_latent):
         if config.is_present(key) or key not in config.asked:
             continue
         if config.has_only_outside(key):
             raise InvalidInputError(f"{config.source}: {key} stands beside the text part and not in it")
-        found = {name for name in suspicious_keys(unread, _STAND_INS[key]) if config.peek(name) not in (0, True)}
-        found |= {name for name in unread if _holds_layers(name, config.peek(name))}
+        if key in _ALWAYS_WRITTEN and not config.is_part and family.defaults.get(key) is not None:
+            raise InvalidInputError(f"{config.source}: {key} is missing; the cache cannot be sized without it")
+        is_derived = key in _DERIVED and not family.defaults.get(key)
+        found = {name for name in unread if _may_stand_for(key, name, config.peek(name), is_derived=is_derived)}
         if found:
             raise InvalidInputError(f"{config.source}: {key} is missing, and {listed_keys(found)} may stand for it")
 
 
-def _asked_facts(config: HfConfig, family: ModelFamily, *, is_latent: bool) -> list[str]:
+def _may_stand_for(key: str, name: str, value: object, *, is_derived: bool) -> bool:
+    """Whether a key that is not understood may be another spelling of one that is missing.
+
+    Numbers are doubted by name alone where the missing fact is commonly left out, as a head size is.
+    """
+    if name in _ALL_FACTS:
+        return False
+    if isinstance(value, dict):
+        return _holds_layers(name, value)
+    if key == "layer_types":
+        return isinstance(value, list) and not is_harmless(name) and any("attention" in str(word) for word in value[:9])
+    if key in _FLAGS:
+        return any(word in name.lower() for word in _STAND_INS[key]) or _is_alike(key, name)
+    if key == "indexer_types":
+        return isinstance(value, list) and (
+            any(word in name.lower() for word in _STAND_INS[key]) or _is_alike(key, name)
+        )
+    if (value is not None and type(value) is not int) or value == 0 or is_harmless(name):
+        return False
+    if any(word in name.lower() for word in _STAND_INS[key]):
+        return value is not None or _is_alike(key, name)
+    return _is_alike(key, name) or (value is not None and not is_derived and not is_ordinary(name))
+
+
+def _is_alike(key: str, name: str) -> bool:
+    return SequenceMatcher(None, key, name.lower()).ratio() > _ALIKE
+
+
+def _asked_facts(config: HfConfig, *, is_latent: bool) -> list[str]:
     """Facts that decide the size of a cache of this type."""
     latent_only = ("kv_lora_rank", "qk_rope_head_dim")
     heads_only = ("num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim")
@@ -98,6 +159,5 @@ def _holds_layers(name: str, value: object) -> bool:
     """Whether an object that is not of another modality has facts about layers in it."""
     if not isinstance(value, dict) or any(word in name.lower() for word in MODALITY_WORDS):
         return False
-    return any(
-        key in value for key in ("num_hidden_layers", "num_key_value_heads", "num_attention_heads", "hidden_size")
-    )
+    parts = [value, *(inner for inner in value.values() if isinstance(inner, dict))]
+    return any(key in part for key in _ALL_FACTS for part in parts)

@@ -14,6 +14,8 @@ def read_num_kv_heads(config: HfConfig, family: ModelFamily | None) -> int:
         return config.integer("num_attention_heads")
     if rule == "groups":
         many = config.boolean("multi_query_attention")
+        if config.is_written("multi_query_group_num") and not config.is_present("multi_query_attention"):
+            raise InvalidInputError(f"{config.source}: multi_query_attention is missing beside multi_query_group_num")
         return config.integer("multi_query_group_num" if many else "num_attention_heads")
     if rule == "refined_web":
         heads = config.optional_integer("n_head_kv")
@@ -29,9 +31,30 @@ def read_num_kv_heads(config: HfConfig, family: ModelFamily | None) -> int:
         and config.boolean("multi_query")
         and not config.boolean("new_decoder_architecture")
     ):
+        if config.is_written("num_key_value_heads") and not config.is_present("new_decoder_architecture"):
+            raise InvalidInputError(f"{config.source}: new_decoder_architecture is missing beside num_kv_heads")
         return 1
-    heads = config.integer("num_key_value_heads") if rule == "written" else None
-    return heads or config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads")
+    has_own_name = family is not None and "num_key_value_heads" in family.names
+    if rule == "written" or has_own_name:
+        return config.integer("num_key_value_heads")
+    return config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads")
+
+
+def read_global_heads(config: HfConfig, num_kv_heads: int, size_per_head: int) -> tuple[int, int]:
+    """KV heads and head size of the full-attention layers of Gemma 4; those of the others are given.
+
+    Other heads count only where keys are values too. Raises InvalidInputError where only one of both is written.
+    """
+    size = config.optional_integer("global_head_dim") or size_per_head
+    heads = config.optional_integer("num_global_key_value_heads")
+    same = config.boolean("attention_k_eq_v")
+    for key, other, is_needed in (
+        ("num_global_key_value_heads", "attention_k_eq_v", same),
+        ("attention_k_eq_v", "num_global_key_value_heads", heads is not None),
+    ):
+        if is_needed and not config.is_present(key):
+            raise InvalidInputError(f"{config.source}: {key} is missing beside {other}")
+    return (heads or num_kv_heads) if same else num_kv_heads, size
 
 
 def _kv_heads_of_attn_config(config: HfConfig) -> int:

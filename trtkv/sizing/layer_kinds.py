@@ -75,7 +75,7 @@ def read_layer_kinds(config: HfConfig, family: ModelFamily | None) -> list[Layer
         kinds = [LayerKind.FULL] * count_layers(config) if family is None else _attention_kinds(config, family)
     if family is not None and family.last_is_full:
         kinds[-1] = LayerKind.FULL
-    num_shared = (config.optional_integer("num_kv_shared_layers", 0) or 0) if _shares_layers(family) else 0
+    num_shared = 0 if family is None else _count_shared(config, family)
     if num_shared >= len(kinds):
         raise config.fault("num_kv_shared_layers", num_shared, f"fewer than the {len(kinds)} layers")
     if num_shared:
@@ -83,8 +83,16 @@ def read_layer_kinds(config: HfConfig, family: ModelFamily | None) -> list[Layer
     return kinds
 
 
-def _shares_layers(family: ModelFamily | None) -> bool:
-    return family is not None and "num_kv_shared_layers" in family.defaults
+def _count_shared(config: HfConfig, family: ModelFamily) -> int:
+    """Last layers that use the keys of earlier ones; null only in a type of which most models share none."""
+    default = family.defaults.get("num_kv_shared_layers")
+    if default is None:
+        return 0
+    return (
+        config.integer("num_kv_shared_layers", 0)
+        if default
+        else config.optional_integer("num_kv_shared_layers", 0) or 0
+    )
 
 
 def _listed_kinds(config: HfConfig, family: ModelFamily | None) -> list[LayerKind] | None:

@@ -98,7 +98,8 @@ def _linear_attn_config(config: HfConfig, family: ModelFamily) -> list[Layer]:
 
 
 def _other_setting(config: HfConfig, family: ModelFamily) -> list[Layer]:
-    """Step 3.5: sliding layers have heads of their own."""
+    """Step 3.5: sliding layers have heads of their own. Its list of layers may have those that predict more tokens."""
+    count_layers(config)
     kinds = read_layer_kinds(config, family)
     other = config.part("attention_other_setting")
     if LayerKind.SLIDING not in kinds:

@@ -200,7 +200,7 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
     "exaone_moe": _family(32, 4096, 32, 32, 2048, sliding="pattern", window=4096, pattern=4),
     "flex_olmo": _family(32, 4096, 32, None, 4096),
     "glm4v_text": _family(40, 4096, 32, 2, 32768),
-    "glm4v_moe_text": _family(46, 4096, 96, 8, 65536),
+    "glm4v_moe_text": ModelFamily(kv_heads="written"),
     "glm_ocr_text": _family(16, 1024, 16, 8, 131072),
     "granitemoeshared": _family(32, 4096, 32, None, 2048),
     "helium": _family(24, 2560, 20, 20, 4096, 128),

@@ -14,7 +14,7 @@ from trtkv.errors import InvalidInputError
 from trtkv.sizing.checkpoint_cache_type import CheckpointCacheType, quant_file_beside, read_checkpoint_cache_type
 from trtkv.sizing.hf_config import CONFIG_FILE_NAME, HfConfig, config_file, read_hf_config
 from trtkv.sizing.key_check import check_keys_of_known_type, check_keys_of_unknown_type
-from trtkv.sizing.kv_heads import check_kv_heads, read_num_kv_heads, read_size_per_head
+from trtkv.sizing.kv_heads import check_kv_heads, read_global_heads, read_num_kv_heads, read_size_per_head
 from trtkv.sizing.layer_kinds import WHOLE_SEQUENCE, Layer, LayerKind
 from trtkv.sizing.layer_rules import read_layers
 from trtkv.sizing.model_families import FAMILIES, REFUSED, ModelFamily
@@ -225,9 +225,7 @@ def _cached_layer(
     if layer.kind is LayerKind.STATES:
         return CachedLayer(RECURRENT_STATES, num_kv_heads, size_per_head)
     if layer.kind in WHOLE_SEQUENCE and family is not None and "global_head_dim" in family.defaults:
-        size_per_head = config.optional_integer("global_head_dim") or size_per_head
-        if config.boolean("attention_k_eq_v"):
-            num_kv_heads = config.optional_integer("num_global_key_value_heads") or num_kv_heads
+        num_kv_heads, size_per_head = read_global_heads(config, num_kv_heads, size_per_head)
     return CachedLayer(window, num_kv_heads, size_per_head, index_bytes)
 
 

@@ -50,6 +50,7 @@ class PlanReport(Result):
             "block_reuse": options.block_reuse,
             "snapshot_interval": None if linear is None else linear.states_snapshot_interval,
             "index_head_dim": shape.index_head_dim,
+            "index_bytes_per_token": sum(row.index_bytes_per_token for row in plan.windows),
             "memory_bytes": options.memory_bytes,
             "reserved_bytes": options.reserved_bytes,
             "host_memory_bytes": options.host_memory_bytes,
