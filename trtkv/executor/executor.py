@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
 from trtkv.common import RequestId
 from trtkv.errors import CapacityError, InvalidInputError, OutOfBlocksError
 from trtkv.executor.active_request import ActiveRequest, GenerationResult
+from trtkv.executor.attention_group import SequenceSlice
 from trtkv.executor.executor_config import Drafter, ExecutorConfig
 from trtkv.executor.executor_stats import ExecutorStats
 from trtkv.executor.model_engine import EngineInput, ModelEngine
 from trtkv.executor.model_spec import read_model_spec
-from trtkv.executor.paged_attention import SequenceSlice
 from trtkv.executor.paged_kv_cache import PagedKvCache
 from trtkv.executor.table_rows import TableRows
 from trtkv.kernels.kernel_launch import Backend
@@ -25,6 +27,13 @@ from trtkv.scheduler.capacity_scheduler import CapacityScheduler
 from trtkv.scheduler.micro_batch_scheduler import MicroBatchScheduler
 from trtkv.scheduler.scheduled_requests import ScheduledRequests
 from trtkv.scheduler.scheduler_config import ContextChunkingConfig
+
+
+class _Output(NamedTuple):
+    """What a step says about one request: no rows while its prompt is not complete."""
+
+    logits: torch.Tensor
+    chosen: list[int]
 
 
 class PyTorchExecutor:
@@ -135,13 +144,13 @@ class PyTorchExecutor:
         if not entries:
             return []
         inputs = [self._make_inputs(entry) for entry in entries]
-        logits = iter(self._engine.forward([entry for parts in inputs for entry in parts]))
-        per_request = [torch.cat([next(logits) for _ in parts]) for parts in inputs]
+        logits = self._engine.forward([entry for parts in inputs for entry in parts])
+        outputs = self._split_outputs(logits, [sum(entry.num_logits for entry in parts) for parts in inputs])
         self.stats.num_steps += 1
         self.stats.num_computed_tokens += sum(len(entry.tokens) for parts in inputs for entry in parts)
         accepted = {
-            entry.request.request_id: self._update(entry, rows)
-            for entry, rows in zip(entries, per_request, strict=True)
+            entry.request.request_id: self._update(entry, output)
+            for entry, output in zip(entries, outputs, strict=True)
         }
         self._settle(batch, accepted)
         return [self._finish(entry) for entry in entries if entry.is_finished]
@@ -249,12 +258,7 @@ class PyTorchExecutor:
         return [
             EngineInput(
                 SequenceSlice(
-                    entry.rows[beam],
-                    position,
-                    1,
-                    torch.tensor(
-                        beams.get_history_rows(beam, entry.rows, request.prompt_len), device=self._config.device
-                    ),
+                    entry.rows[beam], position, 1, beams.get_history_rows(beam, entry.rows, request.prompt_len)
                 ),
                 [tokens[-1]],
                 1,
@@ -264,7 +268,16 @@ class PyTorchExecutor:
 
     # -- outputs ----------------------------------------------------------------------------------
 
-    def _update(self, entry: ActiveRequest, logits: torch.Tensor) -> int:
+    def _split_outputs(self, logits: torch.Tensor, sizes: Sequence[int]) -> list[_Output]:
+        """Logits and most likely tokens of each request; one choice and one transfer for the whole batch."""
+        chosen = logits.argmax(dim=-1).tolist()
+        ends = list(accumulate(sizes, initial=0))
+        return [
+            _Output(rows, chosen[begin : begin + len(rows)])
+            for rows, begin in zip(torch.split(logits, list(sizes)), ends, strict=False)
+        ]
+
+    def _update(self, entry: ActiveRequest, output: _Output) -> int:
         """Add what the model says to a request; returns how many of its drafts were right."""
         request = entry.request
         if request.is_context_init_state:
@@ -274,10 +287,10 @@ class PyTorchExecutor:
             request.set_state(LlmRequestState.GENERATION_IN_PROGRESS)
         num_accepted = 0
         if entry.beams is not None:
-            entry.beams.advance(logits)
+            entry.beams.advance(output.logits)
             request.set_generated_tokens(entry.beams.tokens)
         else:
-            num_accepted = self._accept(entry, logits.argmax(dim=-1).tolist())
+            num_accepted = self._accept(entry, output.chosen)
         if entry.is_finished:
             request.set_state(LlmRequestState.GENERATION_COMPLETE)
         return num_accepted

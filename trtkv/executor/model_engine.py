@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trtkv.executor.paged_attention import IMPLEMENTATION_NAME, PagedBatch, SequenceSlice, register_paged_attention
+from trtkv.executor.attention_group import SequenceSlice
+from trtkv.executor.paged_attention import IMPLEMENTATION_NAME, register_paged_attention
+from trtkv.executor.paged_batch import PagedBatch
 from trtkv.executor.paged_kv_cache import PagedKvCache
 
 
@@ -30,24 +32,25 @@ class ModelEngine:
         self._cache = cache
 
     @torch.inference_mode()
-    def forward(self, inputs: Sequence[EngineInput]) -> list[torch.Tensor]:
-        """Compute all slices in one pass and write their keys and values; returns logits [num_logits, vocabulary] each.
+    def forward(self, inputs: Sequence[EngineInput]) -> torch.Tensor:
+        """Compute all slices in one pass and write their keys and values.
 
-        Blocks for the tokens must be in place, and the offset table up to date.
+        Returns the wanted logits [number of them, vocabulary], those of the first input first. Blocks for the tokens
+        must be in place, and the offset table up to date.
         """
         batch = PagedBatch(self._cache, [entry.slice for entry in inputs])
-        token_ids = torch.tensor([token for entry in inputs for token in entry.tokens], device=self._cache.device)
-        wanted: list[int] = []
-        end = 0
-        for entry in inputs:
-            end += len(entry.tokens)
-            wanted += range(end - entry.num_logits, end)
+        tokens: list[int] = []
+        wanted: list[range] = [range(0)] * len(inputs)
+        for index in batch.order:
+            tokens += inputs[index].tokens
+            wanted[index] = range(len(tokens) - inputs[index].num_logits, len(tokens))
+        device = self._cache.device
         output = self._model(
-            input_ids=token_ids[None],
-            position_ids=batch.positions[None],
+            input_ids=torch.tensor([tokens], device=device),
+            position_ids=batch.positions[None].to(device),
             use_cache=False,
-            logits_to_keep=torch.tensor(wanted, dtype=torch.long, device=self._cache.device),
+            logits_to_keep=torch.tensor([place for places in wanted for place in places], dtype=torch.long).to(device),
             paged_batch=batch,
         )
         logits: torch.Tensor = output.logits[0]
-        return list(torch.split(logits, [entry.num_logits for entry in inputs]))
+        return logits

@@ -2,42 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from trtkv.errors import InvalidInputError, MissingExtraError
-from trtkv.executor.paged_kv_cache import PagedKvCache
+from trtkv.executor.attention_group import VisibleHistory
+from trtkv.executor.paged_batch import PagedBatch
 
 IMPLEMENTATION_NAME = "trtkv_paged"
-
-
-@dataclass(slots=True)
-class SequenceSlice:
-    """Consecutive tokens of one sequence (or beam) among the tokens of a forward pass."""
-
-    table_row: int
-    """Row of the offset table that the tokens are written to."""
-    first_position: int
-    num_tokens: int
-    history_rows: torch.Tensor | None = None
-    """With several beams: for each earlier position the row that holds it. None: all in ``table_row``."""
-
-
-class PagedBatch:
-    """The tokens of one forward pass, slice after slice, and the cache they are written to."""
-
-    def __init__(self, cache: PagedKvCache, slices: Sequence[SequenceSlice]) -> None:
-        self.cache = cache
-        self.slices = slices
-        self.positions = torch.cat(
-            [torch.arange(entry.first_position, entry.first_position + entry.num_tokens) for entry in slices]
-        ).to(cache.device)
-        self.rows = torch.repeat_interleave(
-            torch.tensor([entry.table_row for entry in slices]), torch.tensor([entry.num_tokens for entry in slices])
-        ).to(cache.device)
 
 
 class AttentionModule(Protocol):
@@ -57,7 +31,7 @@ def register_paged_attention() -> None:
 
 
 def _make_no_mask(*_args: Any, **_kwargs: Any) -> None:
-    """Masks follow from positions, slice by slice."""
+    """Masks follow from positions, group by group."""
 
 
 def paged_attention_forward(
@@ -75,65 +49,72 @@ def paged_attention_forward(
     s_aux: torch.Tensor | None = None,
     **_kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Store the new keys and values, then let each slice see its own sequence. Changes the pools.
+    """Store the new keys and values, then let each token see its own sequence; changes the pools.
+
+    Each group of the batch takes one copy of its pages and one call of torch's attention.
 
     ``query`` is [1, heads, tokens, dim], ``key`` and ``value`` are [1, kv heads, tokens, dim], the result is
     [1, tokens, heads, dim].
     """
     if attention_mask is not None or dropout or s_aux is not None:
         raise InvalidInputError("paged attention takes no mask, dropout or attention sinks")
-    layer_idx = int(module.layer_idx)
-    cache = paged_batch.cache
-    cache.write(layer_idx, paged_batch.rows, paged_batch.positions, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    output = torch.empty_like(query)
+    layer_idx, cache = int(module.layer_idx), paged_batch.cache
+    cache.write(layer_idx, paged_batch.find_new_tokens(layer_idx), key[0], value[0])
+    outputs = []
     begin = 0
-    for entry in paged_batch.slices:
-        end = begin + entry.num_tokens
-        first_visible, keys, values = _read_history(cache, layer_idx, entry, sliding_window)
-        output[0, :, begin:end] = attend(
-            query[0, :, begin:end], keys, values, entry.first_position - first_visible, scaling, sliding_window, softcap
-        )
+    for group, history in zip(paged_batch.groups, paged_batch.find_histories(layer_idx, sliding_window), strict=True):
+        end = begin + len(group.slices) * group.num_tokens
+        own = query[0, :, begin:end].unflatten(1, (-1, group.num_tokens)).transpose(0, 1)
+        keys, values = cache.read(layer_idx, history.index)[..., : history.num_keys, :]
+        outputs.append(attend(own, keys, values, history, scaling, softcap).transpose(1, 2).flatten(0, 1))
         begin = end
-    return output.transpose(1, 2), None
-
-
-def _read_history(
-    cache: PagedKvCache, layer_idx: int, entry: SequenceSlice, window: int | None
-) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """First position that any token of the slice sees, and keys and values from there to the slice's last token."""
-    last = entry.first_position + entry.num_tokens - 1
-    first = 0 if window is None else max(0, entry.first_position - window + 1)
-    if entry.history_rows is None:
-        return (first, *cache.read(layer_idx, entry.table_row, first, last))
-    positions = torch.arange(first, last + 1, device=cache.device)
-    own = torch.full((entry.num_tokens,), entry.table_row, device=cache.device)
-    rows = torch.cat([entry.history_rows[first:], own])
-    return (first, *cache.read_scattered(layer_idx, rows, positions))
+    return torch.cat(outputs)[None], None
 
 
 def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    num_before: int,
+    history: VisibleHistory,
     scaling: float,
-    window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """Causal attention of ``query`` [heads, q, dim] over ``key``, ``value`` [kv heads, k, dim].
-
-    The first query is the key at index ``num_before``. A query sees ``window`` keys, itself included.
-    """
-    group = query.shape[0] // key.shape[0]
-    key, value = key.repeat_interleave(group, 0), value.repeat_interleave(group, 0)
-    scores = query @ key.transpose(1, 2) * scaling
+    """Attention [slices, heads, q, dim] of ``query`` over ``key``, ``value`` [slices, kv heads, k, dim]."""
     if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    query_index = torch.arange(query.shape[1], device=query.device)[:, None] + num_before
-    key_index = torch.arange(key.shape[1], device=query.device)
-    hidden = key_index > query_index
-    if window is not None:
-        hidden |= key_index <= query_index - window
-    weights = scores.masked_fill(hidden, float("-inf"))
-    precise = torch.float32 if weights.element_size() < 4 else weights.dtype
-    return torch.softmax(weights, dim=-1, dtype=precise).to(value.dtype) @ value
+        return _attend_capped(query, key, value, history, scaling, softcap)
+    num_heads = query.shape[1]
+    if query.shape[2] == 1:
+        # Heads that share keys see the same: as queries of one head they need no second copy of the keys.
+        query = query.reshape(len(query), key.shape[1], -1, query.shape[3])
+    output = scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=history.mask,
+        is_causal=history.is_causal and query.shape[2] > 1,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return output.reshape(len(output), num_heads, -1, output.shape[3])
+
+
+def _attend_capped(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    history: VisibleHistory,
+    scaling: float,
+    softcap: float,
+) -> torch.Tensor:
+    """The same with a soft cap on the scores, for which torch has no function of its own."""
+    num_kv_heads, num_queries, num_keys = key.shape[1], query.shape[2], key.shape[2]
+    by_group = query.reshape(len(query), num_kv_heads, -1, query.shape[3])
+    scores = torch.tanh(by_group @ key.transpose(2, 3) * (scaling / softcap)) * softcap
+    mask = history.mask
+    if history.is_causal:
+        mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device).tril()[None, None]
+    if mask is not None:
+        scores.unflatten(2, (-1, num_queries)).masked_fill_(~mask[:, :, None], float("-inf"))
+    precise = torch.float32 if scores.element_size() < 4 else scores.dtype
+    output = torch.softmax(scores, dim=-1, dtype=precise).to(value.dtype) @ value
+    return output.reshape(query.shape)
