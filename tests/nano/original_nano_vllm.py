@@ -27,7 +27,7 @@ def find_package() -> Path | None:
     named = os.environ.get("TRTKV_NANO_VLLM")
     if named:
         for folder in (Path(named) / "nanovllm", Path(named)):
-            if (folder / "engine" / "manager/block_manager.py").is_file():
+            if (folder / "engine" / "block_manager.py").is_file():
                 return folder
         raise FileNotFoundError(f"TRTKV_NANO_VLLM={named} holds no nanovllm/engine/block_manager.py")
     spec = importlib.util.find_spec("nanovllm")

@@ -118,7 +118,10 @@ class ManagerProgram:
     def try_fewer(self, theirs: Any, ours: Sequence, num_cached: int) -> int | None:
         """A caller may use fewer hits than there are, if the pool still has room."""
         fewer = self.rng.randrange(num_cached)
-        hits = [self.theirs.hash_to_block_id[block_hash] for block_hash in ours.chain.hashes[:fewer]]
+        hits, block_hash = [], -1
+        for i in range(fewer):
+            block_hash = BlockManager.compute_hash(ours.block(i), block_hash)
+            hits.append(self.theirs.hash_to_block_id[block_hash])
         in_use = sum(self.theirs.blocks[block_id].ref_count > 0 for block_id in hits)
         fits = ours.num_blocks - in_use <= self.ours.num_free_blocks
         if fits:

@@ -59,7 +59,9 @@ def test_sampling_settings_are_kept() -> None:
     assert (seq.temperature, seq.max_tokens, seq.ignore_eos) == (0.5, 3, True)
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": float("nan")}, {"max_tokens": 0}])
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 1e-11}, {"temperature": -1.0}, {"temperature": float("nan")}, {"max_tokens": 0}]
+)
 def test_senseless_sampling_settings_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(InvalidInputError):
         SamplingParams(**settings)  # type: ignore[arg-type]

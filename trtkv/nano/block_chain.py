@@ -20,16 +20,13 @@ class BlockChain:
         self.hashes: list[int] = []
         self.contents: list[bytes] = []
 
-    def extend(self, tokens: array[int], num_blocks: int, block_size: int) -> None:
-        """Make the first ``num_blocks`` entries available; they must be full blocks of ``tokens``."""
+    def extend(self, tokens: array[int], block_size: int) -> None:
+        """Add entries for the next tokens, which must be full blocks."""
         hashes, contents = self.hashes, self.contents
-        known = len(hashes)
-        if num_blocks <= known:
-            return
         width = block_size * TOKEN_BYTES
         # One copy for all new blocks: slicing bytes is cheaper than slicing the array block by block.
-        data = token_bytes(tokens[known * block_size : num_blocks * block_size])
-        prefix = hashes[-1].to_bytes(8, "little") if known else b""
+        data = token_bytes(tokens)
+        prefix = hashes[-1].to_bytes(8, "little") if hashes else b""
         for offset in range(0, len(data), width):
             content = data[offset : offset + width]
             digest = hash_block(prefix, content)

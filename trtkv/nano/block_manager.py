@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from weakref import WeakKeyDictionary
 
 from trtkv.checks import check_count, check_integer
 from trtkv.errors import ConfigurationError, InvalidInputError, OutOfBlocksError, check
 from trtkv.nano.block import NO_HASH, Block
+from trtkv.nano.block_chain import BlockChain
 from trtkv.nano.hashing import hash_block, pack_tokens, token_bytes
-from trtkv.nano.sequence import Sequence
+from trtkv.nano.managed_sequence import ManagedSequence, read_tokens
 
 
 class BlockManager:
@@ -18,6 +20,9 @@ class BlockManager:
     A full block is known by the xxHash64 of its parent's hash and its tokens; a hit counts only if the tokens are
     equal too. The last block of a sequence is never matched, so at least one token is always computed. Released blocks
     join the end of a first-in first-out queue, deepest block first, and stay matchable until they are handed out again.
+
+    Sequences may be of any class with what ManagedSequence lists, nano-vllm's own included. Their hashes are kept here,
+    each computed once: preemption does not lose them, the end of the sequence does.
 
     Nothing here depends on the number of blocks in the pool but the constructor and ``used_block_ids``.
     """
@@ -32,6 +37,8 @@ class BlockManager:
         # An ordered dict is a queue from whose middle a block can be taken at once when it is matched.
         self.free_block_ids: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         """Blocks nobody holds, next one to be handed out first."""
+        # Sequences that are dropped without having ended take their hashes with them.
+        self._chains: WeakKeyDictionary[ManagedSequence, BlockChain] = WeakKeyDictionary()
 
     @classmethod
     def compute_hash(cls, token_ids: Iterable[int], prefix: int = NO_HASH) -> int:
@@ -50,18 +57,18 @@ class BlockManager:
         """Blocks held by a sequence, as a new set; walks the pool."""
         return {block.block_id for block in self.blocks if block.ref_count}
 
-    def can_allocate(self, seq: Sequence) -> int:
+    def can_allocate(self, seq: ManagedSequence) -> int:
         """Number of leading blocks that are cached, or -1 if the sequence does not fit now. Changes nothing.
 
         A cached block that no sequence holds still takes a place among the free blocks; one in use takes none.
         """
         num_blocks = seq.num_blocks
         num_new_blocks = num_blocks
-        self._extend_chain(seq, num_blocks - 1)
+        chain = self._extend_chain(seq, num_blocks - 1)
         num_cached_blocks = 0
-        contents = seq.chain.contents
+        contents = chain.contents
         find, blocks = self.hash_to_block_id.get, self.blocks
-        for i, block_hash in enumerate(seq.chain.hashes[: num_blocks - 1]):
+        for i, block_hash in enumerate(chain.hashes[: num_blocks - 1]):
             block_id = find(block_hash)
             if block_id is None:
                 break
@@ -73,7 +80,7 @@ class BlockManager:
                 num_new_blocks -= 1
         return num_cached_blocks if num_new_blocks <= len(self.free_block_ids) else -1
 
-    def allocate(self, seq: Sequence, num_cached_blocks: int) -> None:
+    def allocate(self, seq: ManagedSequence, num_cached_blocks: int) -> None:
         """Fill the block table: ``num_cached_blocks`` matched ones as counted by can_allocate, then new ones.
 
         Raises InvalidInputError if the sequence holds blocks already or fewer blocks match, OutOfBlocksError if it
@@ -93,7 +100,7 @@ class BlockManager:
         seq.block_table.extend(self._allocate_block() for _ in range(num_new_blocks))
         seq.num_cached_tokens = num_cached_blocks * self.block_size
 
-    def deallocate(self, seq: Sequence) -> None:
+    def deallocate(self, seq: ManagedSequence) -> None:
         """Give back all blocks, deepest first; content stays matchable. A sequence without blocks is left alone."""
         blocks, free = self.blocks, self.free_block_ids
         self._check_held(seq)
@@ -104,18 +111,20 @@ class BlockManager:
                 free[block_id] = None
         seq.num_cached_tokens = 0
         seq.block_table.clear()
+        if seq.is_finished:
+            self._chains.pop(seq, None)
 
-    def can_append(self, seq: Sequence) -> bool:
+    def can_append(self, seq: ManagedSequence) -> bool:
         """Whether there is a block for the newest token, if that token is the first of a block."""
         return bool(self.free_block_ids) or (seq.num_tokens - 1) % self.block_size != 0
 
-    def may_append(self, seq: Sequence) -> None:
+    def may_append(self, seq: ManagedSequence) -> None:
         """Take a block if the newest token is the first of a block. Raises OutOfBlocksError, changing nothing."""
         if (seq.num_tokens - 1) % self.block_size == 0:
             self._check_free(seq, 1)
             seq.block_table.append(self._allocate_block())
 
-    def hash_blocks(self, seq: Sequence) -> None:
+    def hash_blocks(self, seq: ManagedSequence) -> None:
         """Register the blocks that the scheduled tokens complete, so that others can match them.
 
         To be called before the scheduled tokens are counted as cached. Where a hash is registered already, the newer
@@ -127,8 +136,8 @@ class BlockManager:
         if start == end:
             return
         self._check_hashable(seq, start, end)
-        self._extend_chain(seq, end)
-        hashes, contents, table = seq.chain.hashes, seq.chain.contents, seq.block_table
+        chain = self._extend_chain(seq, end)
+        hashes, contents, table = chain.hashes, chain.contents, seq.block_table
         if start and self.blocks[table[start - 1]].hash != hashes[start - 1]:
             raise InvalidInputError(f"block {start - 1} of sequence {seq.seq_id} was not hashed before its successors")
         for i in range(start, end):
@@ -154,7 +163,7 @@ class BlockManager:
         block.reset()
         return block_id
 
-    def _find_hits(self, seq: Sequence, num_cached_blocks: int) -> list[Block]:
+    def _find_hits(self, seq: ManagedSequence, num_cached_blocks: int) -> list[Block]:
         if seq.block_table:
             raise InvalidInputError(f"sequence {seq.seq_id} holds {len(seq.block_table)} blocks already")
         if not 0 <= num_cached_blocks < seq.num_blocks:
@@ -162,11 +171,11 @@ class BlockManager:
                 f"sequence {seq.seq_id} of {seq.num_blocks} blocks can match 0..{seq.num_blocks - 1} of them, "
                 f"not {num_cached_blocks}"
             )
-        self._extend_chain(seq, num_cached_blocks)
+        chain = self._extend_chain(seq, num_cached_blocks)
         hits = []
         for i in range(num_cached_blocks):
-            block_id = self.hash_to_block_id.get(seq.chain.hashes[i])
-            if block_id is None or self.blocks[block_id].content != seq.chain.contents[i]:
+            block_id = self.hash_to_block_id.get(chain.hashes[i])
+            if block_id is None or self.blocks[block_id].content != chain.contents[i]:
                 raise InvalidInputError(
                     f"only {i} blocks of sequence {seq.seq_id} are cached, not {num_cached_blocks}: "
                     "call can_allocate again"
@@ -174,27 +183,34 @@ class BlockManager:
             hits.append(self.blocks[block_id])
         return hits
 
-    def _extend_chain(self, seq: Sequence, num_blocks: int) -> None:
+    def _extend_chain(self, seq: ManagedSequence, num_blocks: int) -> BlockChain:
+        """Hashes of a sequence, at least those of its first ``num_blocks`` blocks."""
         if seq.block_size != self.block_size:
             raise InvalidInputError(
                 f"sequence {seq.seq_id} has blocks of {seq.block_size} tokens, the pool of {self.block_size}"
             )
-        seq.chain.extend(seq.tokens, num_blocks, self.block_size)
+        chain = self._chains.get(seq)
+        if chain is None:
+            chain = self._chains[seq] = BlockChain()
+        num_known = len(chain.hashes)
+        if num_blocks > num_known:
+            chain.extend(read_tokens(seq, num_known * self.block_size, num_blocks * self.block_size), self.block_size)
+        return chain
 
-    def _check_free(self, seq: Sequence, num_needed: int) -> None:
+    def _check_free(self, seq: ManagedSequence, num_needed: int) -> None:
         if num_needed > len(self.free_block_ids):
             raise OutOfBlocksError(
                 f"sequence {seq.seq_id} needs {num_needed} free blocks, {len(self.free_block_ids)} of "
                 f"{len(self.blocks)} are free"
             )
 
-    def _check_held(self, seq: Sequence) -> None:
+    def _check_held(self, seq: ManagedSequence) -> None:
         blocks = self.blocks
         for block_id in seq.block_table:
             if not 0 <= block_id < len(blocks) or not blocks[block_id].ref_count:
                 raise InvalidInputError(f"sequence {seq.seq_id} lists block {block_id}, which it cannot hold")
 
-    def _check_hashable(self, seq: Sequence, start: int, end: int) -> None:
+    def _check_hashable(self, seq: ManagedSequence, start: int, end: int) -> None:
         if end < start or end > seq.num_tokens // self.block_size or end > len(seq.block_table):
             raise InvalidInputError(
                 f"sequence {seq.seq_id} of {seq.num_tokens} tokens in {len(seq.block_table)} blocks cannot complete "

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from trtkv.checks import check_count, check_integer, check_number
-from trtkv.errors import ConfigurationError
+from trtkv.errors import ConfigurationError, InvalidInputError
 
 MIN_TEMPERATURE = 1e-10
+
+
+class SamplingSettings(Protocol):
+    """What a sequence reads of its sampling settings; SamplingParams has it, and so does nano-vllm's own class."""
+
+    @property
+    def temperature(self) -> float:
+        """What logits are divided by."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Generated tokens at most."""
+
+    @property
+    def ignore_eos(self) -> bool:
+        """Whether the sequence goes on after its end token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,14 +32,27 @@ class SamplingParams:
     """When a sequence ends; the temperature is carried along for a sampler."""
 
     temperature: float = 1.0
-    """Above 1e-10: the sampler divides by it."""
+    """0: always the most likely token (nano-vllm has no such choice); otherwise above 1e-10, as logits are divided."""
     max_tokens: int = 64
     """Generated tokens at most, at least 1."""
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        check_number("temperature", self.temperature, MIN_TEMPERATURE)
+        if check_number("temperature", self.temperature, 0, inclusive=True):
+            check_number("temperature", self.temperature, MIN_TEMPERATURE)
         check_integer("max_tokens", self.max_tokens, 1)
+
+    @classmethod
+    def from_settings(cls, settings: SamplingSettings) -> SamplingParams:
+        """The same settings, checked. Raises InvalidInputError if one is missing or out of range."""
+        if isinstance(settings, cls):
+            return settings
+        try:
+            return cls(settings.temperature, settings.max_tokens, settings.ignore_eos)
+        except AttributeError as error:
+            raise InvalidInputError(
+                f"sampling_params is {settings!r:.200}; give temperature, max_tokens and ignore_eos ({error})"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from trtkv.errors import check
 from trtkv.nano.block import NO_HASH
 from trtkv.nano.block_manager import BlockManager
 from trtkv.nano.hashing import TOKEN_BYTES
-from trtkv.nano.sequence import Sequence
+from trtkv.nano.managed_sequence import ManagedSequence
 
 
-def find_violations(manager: BlockManager, sequences: Iterable[Sequence]) -> list[str]:
+def find_violations(manager: BlockManager, sequences: Iterable[ManagedSequence]) -> list[str]:
     """Every broken rule as a sentence, given all sequences that hold blocks. Walks the pool; changes nothing."""
     held = Counter(block_id for seq in sequences for block_id in seq.block_table)
     found = []
@@ -33,7 +33,7 @@ def find_violations(manager: BlockManager, sequences: Iterable[Sequence]) -> lis
     return found
 
 
-def check_invariants(manager: BlockManager, sequences: Iterable[Sequence]) -> None:
+def check_invariants(manager: BlockManager, sequences: Iterable[ManagedSequence]) -> None:
     """Raise LogicError naming every violation."""
     found = find_violations(manager, sequences)
     check(not found, "; ".join(found))

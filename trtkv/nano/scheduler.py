@@ -36,8 +36,13 @@ class SchedulerSettings(Protocol):
         """Token that ends a sequence."""
 
 
+def _set_status(seq: Sequence, status: SequenceStatus) -> None:
+    """Sequences of nano-vllm's own class have a status of their own, with the same names."""
+    seq.status = type(seq.status)[status.name]
+
+
 class Scheduler:
-    """Two queues over one BlockManager.
+    """Two queues over one BlockManager, for sequences of this package or of nano-vllm's own class.
 
     A prefill step takes waiting sequences in order while they fit the token budget and the pool; only its first
     sequence may be cut to the budget. Without one, a decode step takes running sequences in order and preempts from
@@ -63,7 +68,7 @@ class Scheduler:
             raise InvalidInputError(
                 f"sequence {seq.seq_id} has blocks of {seq.block_size} tokens, the scheduler of {self.block_size}"
             )
-        if seq.status is not SequenceStatus.WAITING or seq.block_table:
+        if seq.status.name != SequenceStatus.WAITING.name or seq.block_table:
             raise InvalidInputError(f"sequence {seq.seq_id} is {seq.status.name}; add each sequence once")
         num_blocks = len(self.block_manager.blocks)
         if seq.num_blocks > num_blocks:
@@ -89,7 +94,7 @@ class Scheduler:
     def preempt(self, seq: Sequence) -> None:
         """Take its blocks and put it in front of the waiting ones; the caller has taken it out of the running ones."""
         self.block_manager.deallocate(seq)
-        seq.status = SequenceStatus.WAITING
+        _set_status(seq, SequenceStatus.WAITING)
         seq.is_prefill = True
         self.waiting.appendleft(seq)
 
@@ -113,7 +118,7 @@ class Scheduler:
                 continue
             seq.append_token(token_id)
             if (not seq.ignore_eos and token_id == self.eos) or seq.num_completion_tokens == seq.max_tokens:
-                seq.status = SequenceStatus.FINISHED
+                _set_status(seq, SequenceStatus.FINISHED)
                 self.block_manager.deallocate(seq)
                 self.running.remove(seq)
 
@@ -128,7 +133,7 @@ class Scheduler:
             seq.num_scheduled_tokens = min(num_tokens, budget)
             budget -= seq.num_scheduled_tokens
             if seq.num_cached_tokens + seq.num_scheduled_tokens == seq.num_tokens:
-                seq.status = SequenceStatus.RUNNING
+                _set_status(seq, SequenceStatus.RUNNING)
                 self.running.append(self.waiting.popleft())
             scheduled.append(seq)
         return scheduled

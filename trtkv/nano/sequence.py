@@ -8,10 +8,9 @@ from enum import Enum, auto
 from itertools import count
 from typing import ClassVar, TypeAlias, overload
 
-from trtkv.checks import check_count, check_integer, check_type
+from trtkv.checks import check_count, check_integer
 from trtkv.errors import InvalidInputError
-from trtkv.nano.block_chain import BlockChain
-from trtkv.nano.config import SamplingParams
+from trtkv.nano.config import SamplingParams, SamplingSettings
 from trtkv.nano.hashing import pack_tokens
 
 SequenceState: TypeAlias = "tuple[int, int, int, int, list[int], int | list[int], int]"
@@ -40,7 +39,7 @@ class Sequence:
     def __init__(
         self,
         token_ids: Iterable[int],
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingSettings | None = None,
         *,
         block_size: int | None = None,
         seq_id: int | None = None,
@@ -52,8 +51,7 @@ class Sequence:
         check_count("block_size", size, 1)
         if seq_id is not None:
             check_integer("seq_id", seq_id)
-        params = SamplingParams() if sampling_params is None else sampling_params
-        check_type("sampling_params", params, SamplingParams)
+        params = SamplingParams() if sampling_params is None else SamplingParams.from_settings(sampling_params)
         self.block_size = size
         self.seq_id = next(type(self).counter) if seq_id is None else seq_id
         self.status = SequenceStatus.WAITING
@@ -68,7 +66,6 @@ class Sequence:
         """Tokens being computed in this step."""
         self.is_prefill = True
         self.block_table: list[int] = []
-        self.chain = BlockChain()
         self.temperature = params.temperature
         self.max_tokens = params.max_tokens
         self.ignore_eos = params.ignore_eos
@@ -150,7 +147,7 @@ class Sequence:
         )
 
     def __setstate__(self, state: SequenceState) -> None:
-        """Restore a worker's view: no id, status, chain or sampling settings."""
+        """Restore a worker's view: no id, status or sampling settings."""
         (
             self.num_tokens,
             self.num_prompt_tokens,
