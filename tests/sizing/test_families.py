@@ -41,6 +41,7 @@ MLA = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 OTHER_SETTING = {"attention_type": "sliding_attention", "num_attention_groups": 2, "head_dim": 64}
 SPARSE = {"sparse_attention_freq": [0, 1, 1, 1], "sparse_disable_index_value": [0, 1, 1, 0], "sparse_index_dim": 128}
 KDA = {"full_attn_layers": [4], "kda_layers": [1, 2, 3], "num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4}
+LINEAR = {"linear_head_dim": 128, "linear_num_heads": 32, "linear_conv_kernel_dim": 4}
 TYPES = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
 NAS = [block(n_heads_in_group=8), block(no_op=True), block(n_heads_in_group=4, window_length=512), block(no_op=True)]
 
@@ -128,6 +129,52 @@ NAS = [block(n_heads_in_group=8), block(no_op=True), block(n_heads_in_group=4, w
             {(None, 8, 128, 0): 2, (4096, 8, 128, 0): 2},
         ),
         ("deepseek_v2", {"kv_lora_rank": None, "use_mla": False}, {(None, 32, 128, 0): 4}),
+        (
+            "exaone4",
+            {"num_key_value_heads": 8, "sliding_window": 4096, "sliding_window_pattern": "LG"},
+            {(None, 8, 128, 0): 2, (4096, 8, 128, 0): 2},
+        ),
+        ("gpt_bigcode", {"multi_query": True, "num_key_value_heads": 1, "n_inner": 512}, {(None, 1, 128, 0): 4}),
+        ("RefinedWebModel", {"multi_query": False}, {(None, 32, 128, 0): 4}),
+        ("dbrx", {"attn_config": {"kv_n_heads": 8}, "ffn_config": {"hidden_size": 4096}}, {(None, 8, 128, 0): 4}),
+        (
+            "bailing_moe",
+            {"num_key_value_heads": 4, "max_window_layers": 2, "norm_head": True},
+            {(None, 4, 128, 0): 4},
+        ),
+        (
+            "granitemoehybrid",
+            {"num_key_value_heads": 8, "layer_types": ["attention"] * 4, "mamba_d_head": 64, "mamba_n_heads": 128},
+            {(None, 8, 128, 0): 4},
+        ),
+        (
+            "cohere2_moe",
+            {"num_key_value_heads": 8, "sliding_window": 512, "layer_types": TYPES, "sliding_window_pattern": 4},
+            {(None, 8, 128, 0): 2, (512, 8, 128, 0): 2},
+        ),
+        (
+            "step3p7",
+            {"num_key_value_heads": 8, "sliding_window": 512, "layer_types": TYPES},
+            {(None, 8, 128, 0): 2, (512, 8, 128, 0): 2},
+        ),
+        (
+            "kimi_linear",
+            {**MLA, "layer_types": ["linear_attention"] * 3 + ["full_attention"], **LINEAR},
+            {(STATES, 1, 576, 0): 3, (None, 1, 576, 0): 1},
+        ),
+        (
+            "gemma4_text",
+            {
+                "num_key_value_heads": 8,
+                "head_dim": 256,
+                "sliding_window": 512,
+                "layer_types": TYPES,
+                "attention_k_eq_v": True,
+                "per_layer_config": {"00": {"head_dim": 512, "num_key_value_heads": 2}, "3": {"head_dim": 512}},
+            },
+            {(None, 2, 512, 0): 1, (None, 8, 512, 0): 1, (512, 8, 256, 0): 2},
+        ),
+        ("minimax_m2", {"num_key_value_heads": 8, "head_dim": 128, "attn_type_list": [1] * 4}, {(None, 8, 128, 0): 4}),
     ],
 )
 def test_layers_by_the_rule_of_the_type(model_type: str, keys: dict[str, Any], expected: object) -> None:
@@ -203,8 +250,27 @@ def test_longest_sequences_and_states() -> None:
         ("mimo_v2_flash", {}, "keys have 192 elements and values 128"),
         ("rwkv6", {}, "it has no attention layer"),
         ("whisper", {}, "an encoder-decoder model has two caches"),
+        ("bert", {}, "it is an encoder, which keeps no cache"),
         ("llama", {"n_layer": 5}, "num_hidden_layers is 4, but n_layer is 5"),
-        ("llama", {"per_layer_config": {"0": {"head_dim": 64}}}, "per_layer_config changes layers one by one"),
+        ("llama", {"loop_num": 2, "use_cla": True}, "loop_num, use_cla may change what layers keep, and the rule"),
+        ("minimax_m2", {"num_key_value_heads": 8, "attn_type_list": [1, 0, 1, 1]}, "attn_type_list may change"),
+        ("gpt_bigcode", {"multi_query": True, "num_key_value_heads": 8}, "num_key_value_heads is 8, not 1, although"),
+        ("exaone4", {"sliding_window": 512, "sliding_window_pattern": "LX"}, "is 'LX', not a whole number, or a text"),
+        ("cohere2_moe", {"num_key_value_heads": 8, "sliding_window": 512}, "layer_types is missing; it tells which"),
+        ("llama", {"per_layer_config": {"4": {}}}, "per_layer_config names layer '4', but there are 4 layers"),
+        ("llama", {"per_layer_config": {"0": {"head_dim": 0}}}, r"per_layer_config\.0\.head_dim is 0, not a whole"),
+        ("llama", {"per_layer_config": {"0": 8}}, r"per_layer_config\.0 is 8, not an object"),
+        (
+            "llama",
+            {"per_layer_config": {"0": {"num_key_value_heads": 7}}},
+            "32 attention heads cannot share 7 KV heads",
+        ),
+        (
+            "llama",
+            {"per_layer_config": {"2": {"sliding_window": 8}}},
+            "changes sliding_window of layer 2, which is not",
+        ),
+        ("deepseek_v3", {**MLA, "num_key_value_heads": 32, "per_layer_config": {"0": {}}}, "model of latent attention"),
     ],
 )
 def test_configs_that_contradict_themselves_or_say_too_little(model_type: str, keys: dict[str, Any], told: str) -> None:
@@ -223,6 +289,7 @@ def test_configs_that_contradict_themselves_or_say_too_little(model_type: str, k
         {"layer_types": TYPES, "sliding_window": 128, "sliding_window_pattern": 2},
         {"sliding_window_size": -1, "cla_share_factor": 2, "layer_rope_theta": [1.0]},
         {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 3},
+        {"max_window_layers": 3, "moe_group_size": 2, "vision_layers": 24, "layerdrop": 0.1, "layer_norm_type": "rms"},
         {"attention_dropout": 0.1, "head_mask": None, "use_linear_attn": False, "kv_list": []},
     ],
 )
@@ -235,6 +302,7 @@ def test_unknown_types_pass_where_every_key_is_understood(keys: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
+        ({"total_ut_steps": 4}, "and total_ut_steps may change what its layers keep"),
         ({"loop_num": 2}, "and loop_num may change what its layers keep"),
         ({"layer_group_size": 8, "attn_type_list": [1]}, "and attn_type_list, layer_group_size may change"),
         ({"attn_config": {}, "use_cla": True, "cla_share_factor": 2}, "and cla_share_factor, use_cla may change"),

@@ -74,7 +74,7 @@ def test_defaults_of_model_types(transformers: Any, model_type: str) -> None:
     assert [layer.window for layer in shape.layers] == windows_there(config)
     assert shape.max_position_embeddings == config.max_position_embeddings
     heads = getattr(config, "num_key_value_heads", None)
-    if shape.cache_type is CacheType.SELF and model_type not in ("falcon", "gemma4_text"):
+    if shape.cache_type is CacheType.SELF and model_type not in ("falcon", "gemma4_text", "gemma4_unified_text"):
         assert {layer.num_kv_heads for layer in shape.layers} == {heads or config.num_attention_heads}
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         assert {layer.size_per_head for layer in shape.layers} == {size}

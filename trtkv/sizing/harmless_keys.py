@@ -34,6 +34,12 @@ SUSPICIOUS_WORDS: Final = (
     "multi_query",
     "hybrid",
     "pattern",
+    "recur",
+    "repeat",
+    "slid",
+    "swa",
+    "unroll",
+    "ut_steps",
 )
 """Parts of names of keys that may tell of another kind of cache."""
 
@@ -117,6 +123,12 @@ HARMLESS_KEYS: Final = frozenset(
         "use_head_norm",
         "attention_query_scale",
         "attention_norm_type",
+        "attention_layer_norm",
+        "layer_norm_type",
+        "layerdrop",
+        "norm_head",
+        "qk_head_dim",
+        "use_parallel_block",
         # positions
         "layer_rope_theta",
         "no_rope_layer_interval",
@@ -208,6 +220,7 @@ MODALITY_WORDS: Final = (
     "resampler",
     "draft",
     "eagle",
+    "ffn",
     "mtp",
     "quantization",
     "rope",
@@ -226,6 +239,7 @@ ORDINARY_WORDS: Final = (
     "expert",
     "ffn",
     "image",
+    "inner",
     "intermediate",
     "label",
     "logits",
@@ -256,6 +270,13 @@ ORDINARY_WORDS: Final = (
 """Parts of names of numbers that every config may have."""
 
 
+ELSEWHERE_WORDS: Final = ("moe", "expert", "vision", "visual", "image", "video", "audio", "mtp")
+"""Parts of names of keys about experts, other modalities or more predicted tokens."""
+
+CACHE_WORDS: Final = ("kv", "attn", "attention", "head", "cache", "window", "share")
+"""Words that put a key of ELSEWHERE_WORDS in doubt again."""
+
+
 def is_ordinary(key: str) -> bool:
     """Whether a number under this key cannot be a fact about layers and heads, by its name."""
     name = key.lower()
@@ -264,7 +285,10 @@ def is_ordinary(key: str) -> bool:
 
 def is_harmless(key: str) -> bool:
     """Whether a key is known not to change what a layer keeps."""
-    return key in HARMLESS_KEYS or key.endswith(HARMLESS_ENDINGS)
+    if key in HARMLESS_KEYS or key.endswith(HARMLESS_ENDINGS):
+        return True
+    name = key.lower()
+    return any(word in name for word in ELSEWHERE_WORDS) and not any(word in name for word in CACHE_WORDS)
 
 
 def suspicious_keys(keys: Iterable[str], words: Iterable[str] = SUSPICIOUS_WORDS) -> set[str]:

@@ -248,6 +248,12 @@ class _Part(HfConfig):
             self._all_facts[f"{self._path}.{key}"] = (value, f"{self._path}.{key}")
         return value
 
+    def part(self, key: str) -> HfConfig | None:
+        value = self.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self.fault(key, value, "an object")
+        return None if value is None else _Part(value, self.source, f"{self._path}.{key}", self._all_facts)
+
     def integer(self, key: str, minimum: int = 1, maximum: int = MAX_INT32) -> int:
         value = self.optional_integer(key, minimum, maximum)
         if value is None:

@@ -69,6 +69,36 @@ _ALIKE: Final = 0.8
 """Likeness from which a key counts as a misspelling of another."""
 
 
+_STATE_WORDS: Final = ("mamba", "ssm", "conv", "linear")
+"""Parts of names of keys that describe recurrent states."""
+
+_OF_OTHER_TYPES: Final = frozenset(
+    {
+        "attn_type_list",
+        "block_configs",
+        "cross_attention_layers",
+        "hybrid_layer_pattern",
+        "kv_lora_rank",
+        "layer_group_size",
+        "linear_attn_config",
+        "loop_num",
+        "n_head_kv",
+        "num_attention_groups",
+        "num_key_value_heads_per_layer",
+        "sparse_attention_config",
+        "swa_num_key_value_heads",
+        "total_ut_steps",
+        "use_cla",
+    }
+)
+"""Keys that change the cache wherever they are read; in a type that does not read them the file is in doubt."""
+
+
+def _is_all_full(key: str, value: object) -> bool:
+    """MiniMax M2 lists its layers as its predecessor did, all of them with full attention."""
+    return key == "attn_type_list" and isinstance(value, list) and all(kind == 1 for kind in value)
+
+
 def check_keys_of_unknown_type(config: HfConfig, model_type: str) -> None:
     """Refuse a config of a type that is not known, unless every key is understood or harmless.
 
@@ -80,7 +110,9 @@ def check_keys_of_unknown_type(config: HfConfig, model_type: str) -> None:
     if has_types:
         understood |= {"sliding_window", "sliding_window_pattern"}
     if config.peek("use_sliding_window") is False:
-        understood |= {"sliding_window", "max_window_layers"}
+        understood.add("sliding_window")
+    if config.peek("use_sliding_window") is False or config.peek("sliding_window") is None:
+        understood.add("max_window_layers")
     if config.peek("use_cla") in (None, False):
         understood.add("cla_share_factor")
     doubtful = suspicious_keys(config.unread_keys | {"sliding_window"} & config.keys) - understood
@@ -103,11 +135,25 @@ def check_keys_of_known_type(config: HfConfig, family: ModelFamily, *, is_latent
 
     Called after everything is read, so that keys nothing asked for are those that are not understood.
     """
-    if config.peek("per_layer_config"):
-        raise InvalidInputError(f"{config.source}: per_layer_config changes layers one by one, which is not read here")
+    foreign = {key for key in config.unread_keys & _OF_OTHER_TYPES if not _is_all_full(key, config.peek(key))}
+    if family.is_latent:
+        foreign.discard("kv_lora_rank")  # with use_mla false it does not count
+    if foreign:
+        raise InvalidInputError(
+            f"{config.source}: {listed_keys(foreign)} may change what layers keep, and the rule of this model type "
+            "does not know it"
+        )
     unread = config.written_keys - config.asked
+    if family.states is not None:
+        unread = {key for key in unread if not any(word in key.lower() for word in _STATE_WORDS)}
     for key in _asked_facts(config, is_latent=is_latent):
         if config.is_present(key) or key not in config.asked:
+            continue
+        if (
+            key == "sliding_window"
+            and family.sliding == "from_max_window_layers"
+            and not config.get("use_sliding_window")
+        ):
             continue
         if config.has_only_outside(key):
             raise InvalidInputError(f"{config.source}: {key} stands beside the text part and not in it")

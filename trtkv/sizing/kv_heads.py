@@ -23,14 +23,18 @@ def read_num_kv_heads(config: HfConfig, family: ModelFamily | None) -> int:
             return heads
         if config.boolean("multi_query"):
             return 1
+        if config.get("model_type") == "RefinedWebModel" and config.is_written("multi_query"):
+            return config.integer("num_attention_heads")
         raise InvalidInputError(f"{config.source}: n_head_kv is missing, and multi_query is not true")
     if rule == "attn_config":
         return _kv_heads_of_attn_config(config)
-    if (
-        rule == "one_if_multi_query"
-        and config.boolean("multi_query")
-        and not config.boolean("new_decoder_architecture")
-    ):
+    if rule == "one_if_multi_query" and config.boolean("multi_query"):
+        if config.is_written("num_key_value_heads") and config.integer("num_key_value_heads") != 1:
+            raise config.fault(
+                "num_key_value_heads", config.get("num_key_value_heads"), "1, although multi_query is true"
+            )
+        return 1
+    if rule == "falcon" and config.boolean("multi_query") and not config.boolean("new_decoder_architecture"):
         if config.is_written("num_key_value_heads") and not config.is_present("new_decoder_architecture"):
             raise InvalidInputError(f"{config.source}: new_decoder_architecture is missing beside num_kv_heads")
         return 1

@@ -146,6 +146,8 @@ def _attention_kinds(config: HfConfig, family: ModelFamily) -> list[LayerKind]:
         return _hybrid_kinds(config, family, num_layers)
     if family.sliding == "none" or config.get("sliding_window") is None:
         return [LayerKind.FULL] * num_layers
+    if family.sliding == "listed":
+        raise InvalidInputError(f"{config.source}: layer_types is missing; it tells which layers slide")
     if family.sliding == "from_max_window_layers":
         first = num_layers
         if config.boolean("use_sliding_window"):
@@ -155,9 +157,20 @@ def _attention_kinds(config: HfConfig, family: ModelFamily) -> list[LayerKind]:
     config.integer("sliding_window")
     if family.sliding == "all":
         return [LayerKind.SLIDING] * num_layers
+    if isinstance(config.peek("sliding_window_pattern"), str):
+        return _lettered_kinds(config, num_layers)
     pattern = config.optional_integer("sliding_window_pattern") or config.optional_integer("_sliding_window_pattern")
     every = pattern or family.pattern or 1
     return [LayerKind.SLIDING if (layer + 1) % every else LayerKind.FULL for layer in range(num_layers)]
+
+
+def _lettered_kinds(config: HfConfig, num_layers: int) -> list[LayerKind]:
+    """EXAONE: a text of L (local) and G (global) that repeats over the layers; the last layer is global."""
+    pattern = config.optional_text("sliding_window_pattern")
+    if not pattern or set(pattern) - {"L", "G"}:
+        raise config.fault("sliding_window_pattern", pattern, "a whole number, or a text of L and G")
+    kinds = [LayerKind.SLIDING if pattern[i % len(pattern)] == "L" else LayerKind.FULL for i in range(num_layers)]
+    return [*kinds[:-1], LayerKind.FULL]
 
 
 def _hybrid_kinds(config: HfConfig, family: ModelFamily, num_layers: int) -> list[LayerKind]:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from trtkv.errors import InvalidInputError
-from trtkv.sizing.hf_config import MAX_LAYERS, HfConfig
+from trtkv.sizing.harmless_keys import suspicious_keys
+from trtkv.sizing.hf_config import MAX_LAYERS, HfConfig, listed_keys
+from trtkv.sizing.kv_heads import check_kv_heads
 from trtkv.sizing.layer_kinds import Layer, LayerKind, count_layers, read_layer_kinds
 from trtkv.sizing.model_families import LayerRule, ModelFamily
 
@@ -14,8 +16,43 @@ from trtkv.sizing.model_families import LayerRule, ModelFamily
 def read_layers(config: HfConfig, family: ModelFamily | None) -> list[Layer]:
     """Every layer of the model, in order, those that keep nothing included."""
     if family is not None and family.layers != "usual":
-        return _RULES[family.layers](config, family)
-    return [Layer(kind) for kind in read_layer_kinds(config, family)]
+        layers = _RULES[family.layers](config, family)
+    else:
+        layers = [Layer(kind) for kind in read_layer_kinds(config, family)]
+    return layers if family is None else _changed_one_by_one(config, layers, is_latent=family.is_latent)
+
+
+def _changed_one_by_one(config: HfConfig, layers: list[Layer], *, is_latent: bool) -> list[Layer]:
+    """Layers with what ``per_layer_config`` (newer transformers) says of single ones, by number."""
+    changes = config.part("per_layer_config")
+    if changes is None:
+        return layers
+    if is_latent:
+        raise InvalidInputError(f"{config.source}: per_layer_config is not read in a model of latent attention")
+    layers = list(layers)
+    for name in sorted(changes.keys):
+        number = int(name) if name.isascii() and name.isdigit() and len(name) <= 5 else len(layers)
+        if number >= len(layers):
+            raise InvalidInputError(
+                f"{config.source}: per_layer_config names layer {name!r:.80}, but there are {len(layers)} layers"
+            )
+        change = changes.part(name)
+        if change is None:
+            raise changes.fault(name, None, "an object")
+        heads, size = change.optional_integer("num_key_value_heads"), change.optional_integer("head_dim")
+        others = suspicious_keys(change.unread_keys - {"num_attention_heads"})
+        if others:
+            raise InvalidInputError(
+                f"{config.source}: per_layer_config changes {listed_keys(others)} of layer {number}, which is not read "
+                "here"
+            )
+        if heads is not None:
+            check_kv_heads(config, heads)
+        layer = layers[number]
+        layers[number] = layer._replace(
+            num_kv_heads=heads or layer.num_kv_heads, size_per_head=size or layer.size_per_head
+        )
+    return layers
 
 
 def _twice(config: HfConfig, family: ModelFamily) -> list[Layer]:
@@ -82,9 +119,11 @@ def _shared_by_neighbours(config: HfConfig, family: ModelFamily) -> list[Layer]:
 
 
 def _linear_attn_config(config: HfConfig, family: ModelFamily) -> list[Layer]:
-    """Kimi Linear: two lists of layers, counted from 1."""
+    """Kimi Linear: two lists of layers, counted from 1, or layer_types where newer transformers wrote the file."""
     num_layers = count_layers(config)
     linear = config.part("linear_attn_config")
+    if linear is None and config.is_written("layer_types"):
+        return [Layer(kind) for kind in read_layer_kinds(config, family)]
     if linear is None:
         raise InvalidInputError(f"{config.source}: linear_attn_config is missing; the cache cannot be sized without it")
     full, states = linear.optional_list("full_attn_layers") or [], linear.optional_list("kda_layers") or []
@@ -104,6 +143,8 @@ def _other_setting(config: HfConfig, family: ModelFamily) -> list[Layer]:
     other = config.part("attention_other_setting")
     if LayerKind.SLIDING not in kinds:
         return [Layer(kind) for kind in kinds]
+    if other is None and not config.is_written("num_attention_groups"):
+        return [Layer(kind) for kind in kinds]  # the layout of the transformers library: KV heads are all alike
     if other is None:
         raise InvalidInputError(
             f"{config.source}: attention_other_setting is missing; the heads of sliding layers stand there"

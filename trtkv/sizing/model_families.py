@@ -8,17 +8,20 @@ from typing import Final, Literal, NamedTuple
 
 Value = int | str | bool | None
 
-SlidingRule = Literal["none", "all", "from_max_window_layers", "pattern"]
-"""Layers that use ``sliding_window`` where no layer_types are given; pattern: all but every n-th."""
+SlidingRule = Literal["none", "all", "from_max_window_layers", "pattern", "listed"]
+"""Layers that use ``sliding_window`` where no layer_types are given; pattern: all but every n-th;
+listed: layer_types have to be there."""
 
 StateKind = Literal["mamba1", "mamba2", "gated_delta", "kda", "lightning"]
 """Shapes of recurrent states."""
 
-KvHeadsRule = Literal["usual", "written", "all_heads", "one_if_multi_query", "groups", "refined_web", "attn_config"]
+KvHeadsRule = Literal[
+    "usual", "written", "all_heads", "one_if_multi_query", "falcon", "groups", "refined_web", "attn_config"
+]
 """Where the number of KV heads stands.
 
 usual: ``num_key_value_heads``, else as many as query heads; written: it has to be there; all_heads: the type knows no
-other number; one_if_multi_query (Falcon, GPTBigCode), groups (ChatGLM), refined_web (first Falcon), attn_config (DBRX,
+other number; one_if_multi_query (GPTBigCode), falcon, groups (ChatGLM), refined_web (first Falcon), attn_config (DBRX,
 MPT): see model_shape.
 """
 
@@ -109,6 +112,8 @@ _ALL_HEADS: Final = ModelFamily(kv_heads="all_heads")
 
 _ATTENTION_GROUPS: Final = {"num_key_value_heads": ("num_attention_groups",)}
 
+_GROUPS_OR_HEADS: Final = {"num_key_value_heads": ("num_attention_groups", "num_key_value_heads")}
+
 
 FAMILIES: Final[Mapping[str, ModelFamily]] = {
     "llama": _family(32, 4096, 32, None, 2048),
@@ -151,12 +156,27 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
         global_head_dim=512,
         num_kv_shared_layers=0,
     ),
+    "gemma4_unified_text": _family(
+        30,
+        2304,
+        8,
+        4,
+        262144,
+        256,
+        sliding="pattern",
+        window=1024,
+        pattern=6,
+        last_is_full=True,
+        global_head_dim=512,
+        num_kv_shared_layers=0,
+    ),
     "phi": _family(24, 2048, 32, None, 2048),
     "phi3": _family(32, 3072, 32, None, 4096, sliding="all"),
     "phimoe": _family(32, 4096, 32, 8, 131072, sliding="all"),
     "gpt_oss": _family(36, 2880, 64, 8, 131072, 64, sliding="pattern", window=128, pattern=2),
     "cohere": _family(40, 8192, 64, None, 8192),
     "cohere2": _family(40, 8192, 64, None, 8192, sliding="pattern", window=4096, pattern=4),
+    "cohere2_moe": ModelFamily(kv_heads="written", sliding="listed"),
     "olmo": _family(32, 4096, 32, None, 2048),
     "olmo2": _family(32, 4096, 32, None, 2048),
     "olmo3": _family(32, 4096, 32, None, 2048, sliding="pattern", window=4096, pattern=4),
@@ -174,7 +194,7 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
     "gpt2": _family(12, 768, 12, None, 1024),
     "gpt_neox": _family(44, 6144, 64, None, 2048),
     "opt": _family(12, 768, 12, None, 2048),
-    "falcon": _family(32, 4544, 71, None, 2048, kv_rule="one_if_multi_query", multi_query=True),
+    "falcon": _family(32, 4544, 71, None, 2048, kv_rule="falcon", multi_query=True),
     "deepseek_v2": _family(32, 4096, 32, None, 2048, kv_lora_rank=512, qk_rope_head_dim=64),
     "deepseek_v3": _family(61, 7168, 128, 128, 4096, kv_lora_rank=512, qk_rope_head_dim=64),
     "kimi_k2": ModelFamily(is_latent=True),
@@ -266,12 +286,19 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
     # Classes that come with the checkpoint.
     "Yi": _AS_WRITTEN,
     "aquila": _AS_WRITTEN,
+    "arctic": ModelFamily(kv_heads="written", sliding="all"),
+    "bailing_moe": ModelFamily(kv_heads="written", sliding="from_max_window_layers"),
+    "bailing_moe_v2": ModelFamily(kv_heads="written", sliding="from_max_window_layers"),
     "deepseek": _AS_WRITTEN,
+    "ernie4_5_moe_vl": _AS_WRITTEN,
     "internlm2": _AS_WRITTEN,
     "minicpm": _AS_WRITTEN,
     "minicpmo": ModelFamily(kv_heads="written", sliding="from_max_window_layers"),
     "minicpmv": ModelFamily(kv_heads="written", sliding="from_max_window_layers"),
+    "molmo": _AS_WRITTEN,
     "orion": _AS_WRITTEN,
+    "skywork": _AS_WRITTEN,
+    "stablelm_epoch": _AS_WRITTEN,
     "mimo": ModelFamily(kv_heads="written", sliding="from_max_window_layers"),
     "phi3_v": ModelFamily(sliding="all"),
     "phi4mm": ModelFamily(kv_heads="written", sliding="all"),
@@ -308,8 +335,8 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
         256,
         names={**_ATTENTION_GROUPS, "max_position_embeddings": ("max_position_embedding", "max_seq_len")},
     ),
-    "step3p5": ModelFamily(kv_heads="written", layers="other_setting", names=_ATTENTION_GROUPS),
-    "step3p7": ModelFamily(kv_heads="written", layers="other_setting", names=_ATTENTION_GROUPS),
+    "step3p5": ModelFamily(kv_heads="written", layers="other_setting", names=_GROUPS_OR_HEADS),
+    "step3p7": ModelFamily(kv_heads="written", layers="other_setting", names=_GROUPS_OR_HEADS),
     "dots1": _family(62, 4608, 32, 32, 2048, sliding="from_max_window_layers", window=4096, max_window_layers=62),
     "jamba": _family(
         32,
@@ -381,6 +408,20 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
         linear_value_head_dim=128,
         linear_conv_kernel_dim=4,
     ),
+    "olmo_hybrid": _family(
+        32,
+        3840,
+        30,
+        None,
+        65536,
+        states="gated_delta",
+        full_attention_interval=4,
+        linear_num_key_heads=30,
+        linear_num_value_heads=30,
+        linear_key_head_dim=96,
+        linear_value_head_dim=192,
+        linear_conv_kernel_dim=4,
+    ),
     "qwen3_5_text": _family(
         32,
         4096,
@@ -436,6 +477,34 @@ REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("mamba", "mamba2", "falcon_mamba", "rwkv", "rwkv4", "rwkv5", "rwkv6", "rwkv7", "xlstm", "retnet"),
         _NO_ATTENTION,
+    ),
+    **dict.fromkeys(
+        (
+            "albert",
+            "bert",
+            "bert-generation",
+            "big_bird",
+            "camembert",
+            "data2vec-text",
+            "deberta",
+            "deberta-v2",
+            "distilbert",
+            "electra",
+            "ernie",
+            "megatron-bert",
+            "modernbert",
+            "mpnet",
+            "nomic_bert",
+            "rembert",
+            "roberta",
+            "roberta-prelayernorm",
+            "roc_bert",
+            "roformer",
+            "xlm-roberta",
+            "xlm-roberta-xl",
+            "xmod",
+        ),
+        "it is an encoder, which keeps no cache",
     ),
     **dict.fromkeys(
         (

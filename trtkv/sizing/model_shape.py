@@ -224,7 +224,8 @@ def _cached_layer(
         check_kv_heads(config, num_kv_heads)
     if layer.kind is LayerKind.STATES:
         return CachedLayer(RECURRENT_STATES, num_kv_heads, size_per_head)
-    if layer.kind in WHOLE_SEQUENCE and family is not None and "global_head_dim" in family.defaults:
+    has_global_heads = family is not None and "global_head_dim" in family.defaults
+    if layer.kind in WHOLE_SEQUENCE and has_global_heads and not config.is_written("per_layer_config"):
         num_kv_heads, size_per_head = read_global_heads(config, num_kv_heads, size_per_head)
     return CachedLayer(window, num_kv_heads, size_per_head, index_bytes)
 

@@ -86,8 +86,9 @@ def _gated_delta(config: HfConfig) -> RecurrentStates:
 
 def _kimi_delta(config: HfConfig) -> RecurrentStates:
     linear = config.part("linear_attn_config")
-    if linear is None:
-        raise config.fault("linear_attn_config", None, "an object")
+    if linear is None:  # as newer versions of transformers write it
+        heads, size = config.integer("linear_num_heads"), config.integer("linear_head_dim")
+        return RecurrentStates(config.integer("linear_conv_kernel_dim") - 1, heads, size, size, heads)
     heads, size = linear.integer("num_heads"), linear.integer("head_dim")
     return RecurrentStates(linear.integer("short_conv_kernel_size") - 1, heads, size, size, heads)
 
