@@ -98,7 +98,9 @@ class WindowBlockManager:
         settings = self.settings
         if fresh.level == PLACEHOLDER_LEVEL:
             return PlaceholderBlock(block_id, settings.channel, fresh)
-        index = make_index(block_id - fresh.ids.start, fresh.level)
+        index = block_id  # the same object: a million blocks do not keep a million numbers twice
+        if fresh.level != PRIMARY_LEVEL:
+            index = make_index(block_id - fresh.ids.start, fresh.level)
         if settings.channel:
             return ChannelBlock(block_id, index, settings.channel, fresh)
         return self._block_class(block_id, index, fresh)
