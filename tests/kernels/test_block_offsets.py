@@ -138,6 +138,30 @@ def test_wrong_slots_are_refused_and_change_nothing() -> None:
         DeviceOffsetTable([OffsetRule(0, 64, 1)], [2**25], 1, 1)
 
 
+@pytest.mark.parametrize("step", ["staging", "launch"])
+def test_what_could_not_be_sent_stays_to_be_sent(monkeypatch: pytest.MonkeyPatch, step: str, backend: Backend) -> None:
+    table = DeviceOffsetTable(RULES[:1], [50], 2, 8, backend=backend)
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("the device is busy")
+
+    table.set_row(0, 0, [1, 2, 3])
+    with monkeypatch.context() as patch:
+        if step == "staging":
+            patch.setattr(StagingRing, "send", fail)
+        else:
+            patch.setattr("trtkv.kernels.offset_table.scatter_block_offsets", fail)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="busy"):
+                table.flush()
+    assert (table.bytes_sent, table.total_bytes_sent) == (0, 0)
+    table.set_row(0, 0, [1, 2, 3])
+    table.set_row(0, 1, [4])
+    assert table.flush() == 2 * 16 + 4 * 4
+    assert table.table[0, :, 0, :3].tolist() == [[6, 12, 18], [24, 0, 0]]
+    assert table.flush() == 0
+
+
 def test_scatter_without_runs_does_nothing(backend: Backend) -> None:
     table = torch.full((1, 1, 2, 4), 5, dtype=torch.int32)
     empty = torch.zeros((0, 4), dtype=torch.int32)

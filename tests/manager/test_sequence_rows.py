@@ -66,3 +66,15 @@ def test_rows_are_as_long_as_ids_after_any_rewind(windows: dict[int, tuple[int, 
             rows = manager.get_sequence(0).get_rows(window)
             assert [len(row) for row in rows] == [len(ids) for ids in manager.get_cache_block_ids(0, window)]
         check_invariants(manager)
+
+
+def test_a_block_given_back_by_a_rewind_has_one_owner_in_all_tables() -> None:
+    manager = make_kv_cache_manager()
+    first, second = make_request(0, 7), make_request(1, [50, 51, 52])
+    add(manager, first)
+    manager.add_tokens([0, 0])
+    manager.rewind_kv_cache(0, 2)
+    add(manager, second)
+    assert manager.get_cache_block_ids(1, 64) == [[2]]
+    for name, row in read_rows(manager, first).items():
+        assert row == [0, 1], name

@@ -43,3 +43,25 @@ def test_a_transfer_to_the_host_sees_the_copies_before_it() -> None:
     engine.copy_block(make_copy(make_index(0), make_index(1)), pools)
     engine.copy_block(make_copy(make_index(1), make_index(2, True)), pools)
     assert all(torch.equal(read(pool, make_index(2, True)), block) for pool, block in zip(pools, wanted, strict=True))
+
+
+def test_copies_that_could_not_be_launched_stay_waiting() -> None:
+    launches: list[KernelLaunch] = []
+
+    def launch(plan: KernelLaunch) -> None:
+        if len(launches) == 1 and not failed:
+            failed.append(plan)
+            raise RuntimeError("the device is busy")
+        launches.append(plan)
+
+    failed: list[KernelLaunch] = []
+    engine, pools = CupyCopyEngine(launch), make_pools("plain")
+    engine.copy_block(make_copy(make_index(0), make_index(3), 2), pools)
+    with pytest.raises(RuntimeError, match="busy"):
+        engine.sync_transfers()
+    engine.copy_block(make_copy(make_index(1), make_index(4), 2), pools[:1])
+    engine.sync_transfers()
+    assert [plan.grid[1] for plan in launches] == [1, 1, 1]  # the first pool's copy is not made again
+    assert failed[0].grid == launches[1].grid
+    engine.sync_transfers()
+    assert len(launches) == 3

@@ -103,8 +103,11 @@ class DeviceOffsetTable:
         return len(changed)
 
     def flush(self) -> int:
-        """Send what changed since the last flush and update ``table`` on the current stream; returns the bytes sent."""
-        runs = self._take_runs()
+        """Send what changed since the last flush and update ``table`` on the current stream; returns the bytes sent.
+
+        If sending or the launch fails, everything stays to be sent by the next flush.
+        """
+        runs = self._list_runs()
         self.bytes_sent = 0
         if runs:
             lengths = [end - begin for _, _, begin, end in runs]
@@ -116,17 +119,17 @@ class DeviceOffsetTable:
             device_runs, device_slots = message[: header.size].view(-1, 4), message[header.size :]
             scatter_block_offsets(self.table, device_runs, device_slots, self._rules, max(lengths), self._backend)
             self.bytes_sent = message.numel() * message.element_size()
+            self._changed_columns = {}
         self.total_bytes_sent += self.bytes_sent
         return self.bytes_sent
 
-    def _take_runs(self) -> list[tuple[int, int, int, int]]:
+    def _list_runs(self) -> list[tuple[int, int, int, int]]:
         """Runs (window, row, first column, end column) of changed columns; a column set twice occurs once."""
         runs: list[tuple[int, int, int, int]] = []
         for (window_idx, row), parts in self._changed_columns.items():
             columns = np.unique(np.concatenate(parts))
             pieces = np.split(columns, np.flatnonzero(np.diff(columns) != 1) + 1)
             runs += ((window_idx, row, int(piece[0]), int(piece[-1]) + 1) for piece in pieces)
-        self._changed_columns = {}
         return runs
 
     def _check_row(self, window_idx: int, row: int, slots: NDArray[np.int32], first_column: int) -> None:

@@ -25,14 +25,14 @@ class CupyCopyEngine:
 
     The waiting copies are launched on the current stream by ``sync_transfers``, or when a transfer that must come
     behind them is asked for. So ``sync_transfers`` has to be called before the blocks are read or their sources
-    written. Everything else is TorchCopyEngine's work.
+    written. A launch that fails leaves what was not launched waiting. Everything else is TorchCopyEngine's work.
     """
 
     def __init__(self, backend: Backend = None) -> None:
         """``backend``: who runs the kernel; see kernels.kernel_launch."""
         self._backend = backend
         self._across = TorchCopyEngine()
-        self._waiting: list[tuple[BlockCopy, Sequence[KVCacheBlockPool]]] = []
+        self._waiting: dict[KVCacheBlockPool, list[BlockCopy]] = {}
         self._staging: dict[torch.device, StagingRing] = {}
 
     def copy_block(self, copy: BlockCopy, pools: Sequence[KVCacheBlockPool]) -> int:
@@ -41,21 +41,19 @@ class CupyCopyEngine:
             self.sync_transfers()
             return self._across.copy_block(copy, pools)
         check_copy(copy, pools)
-        self._waiting.append((copy, pools))
-        return sum(get_block_layout(pool).num_copied_bytes(count_units(pool, copy.num_tokens)) for pool in pools)
+        moved = sum(get_block_layout(pool).num_copied_bytes(count_units(pool, copy.num_tokens)) for pool in pools)
+        for pool in pools:
+            self._waiting.setdefault(pool, []).append(copy)
+        return moved
 
     def sync_with_buffer_manager(self) -> None:
         """Nothing to do: copies are launched on the current stream, behind its work."""
 
     def sync_transfers(self) -> None:
         """Launch the waiting copies, and let the current stream wait for transfers to and from the host."""
-        by_window: dict[int, list[tuple[BlockCopy, Sequence[KVCacheBlockPool]]]] = {}
-        for copy, pools in self._waiting:
-            by_window.setdefault(copy.window_size, []).append((copy, pools))
-        for entries in by_window.values():
-            for pool in entries[0][1]:
-                self._launch(pool, [copy for copy, _ in entries])
-        self._waiting = []
+        for pool in list(self._waiting):
+            self._launch(pool, self._waiting[pool])
+            del self._waiting[pool]
         self._across.sync_transfers()
 
     def _launch(self, pool: KVCacheBlockPool, copies: Sequence[BlockCopy]) -> None:
