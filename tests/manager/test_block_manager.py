@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -172,6 +173,44 @@ def test_ids_belong_to_a_window_so_that_pins_need_one() -> None:
     manager = make_kv_cache_manager(windows={64: (8, 0), 8: (8, 0)})
     with pytest.raises(InvalidInputError, match=r"cannot be unpinned by id with windows \[8, 64\]"):
         manager.unpin_blocks_by_id([])
+
+
+@pytest.mark.parametrize("windows", [{64: (16, 4), 8: (16, 0)}, {12: (16, 0), 6: (16, 0), 64: (16, 0)}])
+@pytest.mark.parametrize("how", ["stored", "held", "one by one"])
+def test_what_is_pinned_is_taken_back_window_by_window(windows: dict[int, tuple[int, int]], how: str) -> None:
+    manager = make_kv_cache_manager(windows=windows)
+    request = decode(manager, prefill(manager, make_request(1, 18)), [5] * 9)
+    if how == "stored":
+        pinned = manager.store_blocks_for_reuse(1, request, pin_blocks=True)
+    else:
+        pinned = manager.pin_blocks(1)
+    manager.remove_sequence(1, request)
+    by_window = {manager.max_attention_window: list(pinned), **pinned.of_other_windows}
+    assert sorted(by_window) == sorted(windows)
+    total = {window: blocks[0] for window, blocks in windows.items()}
+    assert manager.num_free_blocks_per_window_size == {w: total[w] - len(set(by_window[w])) for w in sorted(windows)}
+    if how == "one by one":
+        for window, ids in by_window.items():
+            for block_id in ids:
+                manager.unpin_blocks_by_id([block_id], window)
+    else:
+        manager.unpin_blocks_by_id(pinned)
+    assert manager.num_free_blocks_per_window_size == total
+    with pytest.raises(InvalidInputError, match="cannot remove 1 pins"):
+        manager.unpin_blocks_by_id(pinned)
+    check_invariants(manager, pins={})
+
+
+def test_pins_of_several_windows_are_taken_back_in_all_or_in_none() -> None:
+    manager = make_kv_cache_manager(windows={64: (16, 0), 8: (16, 0)})
+    prefill(manager, make_request(1, 8))
+    pinned = manager.pin_blocks(1)
+    manager.unpin_blocks_by_id(pinned.of_other_windows[8][:1], 8)
+    with pytest.raises(InvalidInputError, match="cannot remove 1 pins"):
+        manager.unpin_blocks_by_id(pinned)
+    with pytest.raises(UnknownIdError, match="window 9 is not managed"):
+        manager.unpin_blocks_by_id(list(pinned), 9)
+    check_invariants(manager, pins={64: Counter(pinned), 8: Counter(pinned.of_other_windows[8][1:])})
 
 
 # -- settings ---------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.builders import make_kv_cache_manager
 from tests.executor_loop import ExecutorLoop
 from tests.scheduler_fakes import ids, make_request
 from trtkv.common import RECURRENT_STATES, CacheType
@@ -275,6 +276,42 @@ def test_freed_blocks_can_be_pinned() -> None:
     resources.unpin_blocks_by_id(pinned)
     assert resources.get_num_free_blocks() == 4
     assert resources.free_resources(request, pin_on_release=True) == []
+
+
+def test_freed_blocks_of_two_windows_are_unpinned_in_both() -> None:
+    manager = make_kv_cache_manager(windows={8: (16, 0), 64: (16, 0)})
+    resources = KVCacheResourceManager(manager)
+    request = make_request(1, 9)
+    resources.prepare_resources(batch_of([request]))
+    finish_prompt(request)
+    pinned = resources.free_resources(request, pin_on_release=True)
+    assert manager.num_free_blocks_per_window_size == {8: 13, 64: 13}
+    resources.unpin_blocks_by_id(pinned)
+    assert manager.num_free_blocks_per_window_size == {8: 16, 64: 16}
+    check_invariants(manager, pins={})
+
+
+def test_a_release_that_fails_keeps_no_pins(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = make_kv_cache_manager(windows={8: (16, 0), 64: (16, 0)})
+    resources = KVCacheResourceManager(manager)
+    request = make_request(1, 9)
+    resources.prepare_resources(batch_of([request]))
+    finish_prompt(request)
+    for window, fails_with_pins in [(8, True), (8, False), (64, True), (64, False)]:
+        storer = manager.block_manager.window_block_managers[window].storer
+        store = storer.store_blocks_for_reuse
+
+        def fail(*args: Any, store: Any = store, fails_with_pins: bool = fails_with_pins) -> Any:
+            if (len(args) == 3) is fails_with_pins:
+                raise ZeroDivisionError
+            return store(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(storer, "store_blocks_for_reuse", fail)
+            with pytest.raises(ZeroDivisionError):
+                resources.free_resources(request, pin_on_release=True)
+        check_invariants(manager, {1: request}, pins={})
+    assert manager.num_free_blocks_per_window_size == {8: 13, 64: 13}
 
 
 def test_pins_need_reuse() -> None:

@@ -18,6 +18,7 @@ from trtkv.common import RECURRENT_STATES, ceil_div
 from trtkv.errors import InvalidInputError, LogicError, OutOfBlocksError, TrtkvError
 from trtkv.inspection.invariants import check_invariants
 from trtkv.records.llm_request import LlmRequest, LlmRequestState, MultimodalInput
+from trtkv.records.pinned_block_ids import PinnedBlockIds
 from trtkv.records.retention_config import KvCacheRetentionConfig, TokenRangeRetentionConfig
 
 
@@ -79,7 +80,7 @@ class CheckedProgram:
         self.is_recurrent = RECURRENT_STATES in scenario.windows
         self.has_one_window = len(scenario.windows) == 1
         self.live: dict[int, LlmRequest] = {}
-        self.pins: Counter[int] = Counter()
+        self.pins: dict[int, Counter[int]] = {window: Counter() for window in scenario.windows}
         self.next_id = 0
         self.history: list[list[int]] = []
         self.log: list[str] = []
@@ -125,21 +126,19 @@ class CheckedProgram:
 
     def check(self) -> None:
         """All rules, with the tokens of every live request and the pins this program knows of."""
-        pins = {window: dict(self.pins) for window in self.scenario.windows} if self.has_one_window else None
-        check_invariants(self.manager, self.live, pins=pins)
+        check_invariants(self.manager, self.live, pins=self.pins)
 
     def finish(self) -> None:
         """Remove everything: all blocks must be free again."""
         for request_id in list(self.live):
             self.call("remove_sequence", request_id, self.live.pop(request_id))
-        if self.has_one_window and self.pins:
-            self.call("unpin_blocks_by_id", list(self.pins.elements()))
-            self.pins.clear()
+        for window, pins in self.pins.items():
+            self.call("unpin_blocks_by_id", list(pins.elements()), window)
+            pins.clear()
         self.check()
         self.read_events()
-        if not self.scenario.pins:
-            for window, (num_primary, _) in self.scenario.windows.items():
-                assert self.manager.num_free_blocks_per_window_size[window] == num_primary
+        for window, (num_primary, _) in self.scenario.windows.items():
+            assert self.manager.num_free_blocks_per_window_size[window] == num_primary
 
     def call(self, name: str, *args: Any) -> Any:
         """Call the manager; a call that raises must leave everything as it was. Returns None then."""
@@ -316,7 +315,7 @@ class CheckedProgram:
             pin = self.scenario.pins and self.random.random() < 0.3
             ids = self.call("store_blocks_for_reuse", request.request_id, request, pin)
             assert bool(ids) <= pin
-            self.pins.update(ids)
+            self._note_pins(ids)
 
     def remove(self) -> None:
         """Remove a request that has computed its prompt."""
@@ -368,16 +367,23 @@ class CheckedProgram:
 
     def pin(self) -> None:
         if request := self.pick():
-            record = self.manager.get_sequence(request.request_id).get_window(self.manager.max_attention_window)
-            held = [block.block_id for block in record.held if block.block_id != -(2**31) + 1]
-            self.call("pin_blocks", request.request_id)
-            self.pins.update(held)
+            pinned = self.call("pin_blocks", request.request_id)
+            if self.random.random() < 0.3:
+                self.call("unpin_blocks_by_id", pinned)
+            else:
+                self._note_pins(pinned)
+
+    def _note_pins(self, pinned: PinnedBlockIds) -> None:
+        for window, ids in {self.manager.max_attention_window: pinned, **pinned.of_other_windows}.items():
+            self.pins[window].update(ids)
 
     def unpin(self) -> None:
-        if self.pins and self.has_one_window:
-            ids = self.random.sample(list(self.pins.elements()), self.random.randint(1, self.pins.total()))
-            self.call("unpin_blocks_by_id", ids)
-            self.pins -= Counter(ids)
+        window = self.random.choice(list(self.pins))
+        if pins := self.pins[window]:
+            ids = self.random.sample(list(pins.elements()), self.random.randint(1, pins.total()))
+            self.call("unpin_blocks_by_id", ids, *(() if self.has_one_window else (window,)))
+            pins -= Counter(ids)
+            self.pins[window] = pins
 
     def offload_by_hand(self) -> None:
         """Move a block that nobody holds to the host, cached or not."""
@@ -530,15 +536,15 @@ class CheckedProgram:
     def _unpin_what_is_not_pinned(self) -> None:
         if not self.has_one_window:
             self._must_fail(InvalidInputError, "unpin_blocks_by_id", [])
-            return
-        blocks = self.manager.block_manager.window_block_managers[self.manager.max_attention_window].block_objects()
-        free = [b.block_id for b in blocks if not self.pins[b.block_id]]
-        pinned = list(self.pins.elements())
-        self._must_fail(InvalidInputError, "unpin_blocks_by_id", [*pinned, 10_000])
-        if free:
-            self._must_fail(InvalidInputError, "unpin_blocks_by_id", [*pinned, self.random.choice(free)])
-        if pinned:
-            self._must_fail(InvalidInputError, "unpin_blocks_by_id", [*pinned, pinned[0]])
+        for window, pins in self.pins.items():
+            blocks = self.manager.block_manager.window_block_managers[window].block_objects()
+            free = [b.block_id for b in blocks if not pins[b.block_id]]
+            pinned = list(pins.elements())
+            self._must_fail(InvalidInputError, "unpin_blocks_by_id", [*pinned, 10_000], window)
+            if free:
+                self._must_fail(InvalidInputError, "unpin_blocks_by_id", [*pinned, self.random.choice(free)], window)
+            if pinned:
+                self._must_fail(InvalidInputError, "unpin_blocks_by_id", [*pinned, pinned[0]], window)
 
     def _let_connector_promise_too_much(self) -> None:
         if self.connector is None or not self.manager.enable_block_reuse:

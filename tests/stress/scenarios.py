@@ -27,7 +27,7 @@ SCENARIOS = [
     Scenario("window-of-one-block", {3: (16, 0)}, truncation=True),
     Scenario("window-beams", {16: (16, 0)}, max_beam_width=2, max_prompt=24),
     Scenario("two-windows", {64: (16, 0), 8: (14, 0)}, events=True, chunked=True, drafts=True, truncation=True),
-    Scenario("two-sliding", {16: (14, 4), 6: (12, 4)}, events=True, retention=True),
+    Scenario("two-sliding", {16: (14, 4), 6: (12, 4)}, events=True, retention=True, pins=True),
     Scenario("three-windows", {64: (16, 0), 20: (14, 0), 6: (12, 0)}, constraints=True, pins=True, max_prompt=40),
     Scenario(
         "recurrent",

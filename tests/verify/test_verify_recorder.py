@@ -180,6 +180,29 @@ def test_changes_made_by_the_manager_belong_to_its_op() -> None:
     assert ops == ["create"] + ["new_request", "add_sequence_batch", "store_context_blocks"] * 2
 
 
+@pytest.mark.parametrize("stores", [True, False])
+def test_pins_of_two_windows_are_recorded_with_their_windows(stores: bool, tmp_path: Path) -> None:
+    stream = io.StringIO()
+    windows = {"blocks_per_window": [[8, 9, 0], [32, 9, 0]], "max_attention_window_vec": [32, 8]}
+    config = {**CONFIG, **windows, "num_kv_heads_per_layer": [1, 1]}
+    recorder = TraceRecorder(stream, "recorded", config)
+    manager = recorder.manager
+    request = recorder.new_request(1, range(9), 3)
+    manager.add_sequence_batch([(1, 9, 1)], [request])
+    request.set_context_current_position(9)
+    pinned = manager.store_blocks_for_reuse(1, request, True) if stores else manager.pin_blocks(1)
+    manager.remove_sequence(1)
+    num_pinned = 2 if stores else 3  # the last token is not computed
+    assert manager.num_free_blocks_per_window_size == {8: 9 - num_pinned, 32: 9 - num_pinned}
+    manager.unpin_blocks_by_id(pinned.of_other_windows[8][:1], 8)
+    pinned.of_other_windows[8].pop(0)
+    manager.unpin_blocks_by_id(pinned)
+    assert manager.num_free_blocks_per_window_size == {8: 9, 32: 9}
+    path = tmp_path / "pins.jsonl"
+    path.write_text(stream.getvalue())
+    assert verify_program(path).is_equal
+
+
 def test_errors_are_written_and_raised() -> None:
     stream = io.StringIO()
     recorder = TraceRecorder(stream, "recorded", CONFIG)

@@ -264,15 +264,15 @@ class BaseKVCacheManager:
         """Make everything computed so far reusable; returns the ids pinned."""
         if request_id not in self._core.sequences:
             return []
-        return list(self._core.store_blocks_for_reuse(request_id, unwrap(llm_request), pin_blocks))
+        return self._core.store_blocks_for_reuse(request_id, unwrap(llm_request), pin_blocks)
 
-    def pin_blocks(self, request_id: int) -> None:
-        """Hold the blocks of a sequence."""
-        self._core.pin_blocks(request_id)
+    def pin_blocks(self, request_id: int) -> list[int]:
+        """Hold the blocks of a sequence; returns their ids."""
+        return self._core.pin_blocks(request_id)
 
-    def unpin_blocks_by_id(self, block_ids: Sequence[int]) -> None:
+    def unpin_blocks_by_id(self, block_ids: Sequence[int], window_size: int | None = None) -> None:
         """Let go of blocks."""
-        self._core.unpin_blocks_by_id(block_ids)
+        self._core.unpin_blocks_by_id(block_ids, window_size)
 
     def truncate_blocks(self, target_tokens: Sequence[int], num_tokens_to_keep: int) -> None:
         """Drop cached blocks along a prefix after the tokens to keep."""

@@ -36,6 +36,7 @@ from trtkv.records.cache_settings import (
 )
 from trtkv.records.linear_attention import LinearAttentionMetadata
 from trtkv.records.llm_request import LlmRequest, to_token_array
+from trtkv.records.pinned_block_ids import PinnedBlockIds
 from trtkv.records.retention_config import DEFAULT_RETENTION_PRIORITY, DEFAULT_SECONDARY_OFFLOAD_MIN_PRIORITY
 from trtkv.records.stats import KvCacheIterationStats, KvCacheStats
 from trtkv.records.window_size_metadata import (
@@ -475,8 +476,11 @@ class KVCacheManager:
                     or self._settings.layers.linear_attention_metadata is not None
                 ):
                     llm_request = None  # nothing is stored
-            for manager in self._windows:
-                manager.release_blocks(sequence, llm_request)
+            if llm_request is not None:
+                for manager in self._windows:
+                    manager.storer.store_blocks_for_reuse(sequence, llm_request)
+            for manager in self._windows:  # after all are stored, as storing may fail
+                manager.releaser.release_blocks(request_id)
             del self._sequences[request_id]
 
     # -- storing, pins, truncation ------------------------------------------------------------------------
@@ -502,33 +506,67 @@ class KVCacheManager:
 
     def store_blocks_for_reuse(
         self, request_id: RequestId, llm_request: LlmRequest, pin_blocks: bool = False
-    ) -> list[BlockId]:
-        """Store everything computed so far; returns the ids pinned in the widest window. C++: storeBlocksForReuse."""
+    ) -> PinnedBlockIds:
+        """Store everything computed so far; returns the ids pinned in the widest window. C++: storeBlocksForReuse.
+
+        The list also knows the ids pinned in the other windows, so ``unpin_blocks_by_id`` takes back all of them. A
+        call that raises has pinned nothing.
+        """
         with self._lock:
             sequence = self.get_sequence(request_id)
             self._rules.check_request(request_id, llm_request)
-            pinned: list[BlockId] = []
-            for manager in self._windows:
-                pinned = manager.storer.store_blocks_for_reuse(sequence, llm_request, pin_blocks)
-            return pinned
+            pinned: dict[WindowSize, list[BlockId]] = {}
+            try:
+                for manager in self._windows:
+                    ids = manager.storer.store_blocks_for_reuse(sequence, llm_request, pin_blocks)
+                    pinned[manager.settings.window_size] = ids
+            except Exception:
+                self._unpin(pinned)
+                raise
+            return self._describe_pins(pinned)
 
-    def pin_blocks(self, request_id: RequestId) -> None:
-        """One reference more on every block a sequence holds, so that they outlive it. C++: pinBlocks."""
+    def pin_blocks(self, request_id: RequestId) -> PinnedBlockIds:
+        """One reference more on every block a sequence holds, so that they outlive it. C++: pinBlocks.
+
+        Returns what ``unpin_blocks_by_id`` takes back: an id for each position and beam.
+        """
         with self._lock:
             self.get_sequence(request_id)
-            for manager in self._windows:
-                manager.releaser.pin_blocks(request_id)
+            pinned = {
+                manager.settings.window_size: manager.releaser.pin_blocks(request_id) for manager in self._windows
+            }
+            return self._describe_pins(pinned)
 
-    def unpin_blocks_by_id(self, block_ids: Sequence[BlockId]) -> None:
-        """Drop one reference of each block; one window only. C++: unpinBlocksById."""
-        if self.is_variable_window:
-            raise InvalidInputError(
-                f"blocks cannot be unpinned by id with windows {list(self.window_sizes_metadata)}; "
-                "ids belong to a window, use a manager with one"
-            )
-        block_ids = [check_integer("block id", block_id) for block_id in block_ids]
+    def unpin_blocks_by_id(self, block_ids: Sequence[BlockId], window_size: WindowSize | None = None) -> None:
+        """Drop one pin of each block, or of none if one has too few. C++: unpinBlocksById.
+
+        What a call pinned is given as it was returned and is taken back in all windows. Other lists of ids need the
+        window they belong to, unless there is only one.
+        """
+        others: Mapping[WindowSize, Sequence[BlockId]] = {}
+        if window_size is None:
+            if isinstance(block_ids, PinnedBlockIds):
+                others = block_ids.of_other_windows
+            elif self.is_variable_window:
+                raise InvalidInputError(
+                    f"blocks cannot be unpinned by id with windows {list(self.window_sizes_metadata)}; ids belong to a "
+                    "window: give window_size, or the list that pinning returned"
+                )
+            window_size = self.max_attention_window
+        pinned = {window_size: block_ids, **others}
+        checked = {window: [check_integer("block id", block_id) for block_id in ids] for window, ids in pinned.items()}
         with self._lock:
-            self._windows[0].releaser.unpin_blocks_by_id(block_ids)
+            self._unpin(checked)
+
+    def _unpin(self, pinned: Mapping[WindowSize, Sequence[BlockId]]) -> None:
+        parts = [(self._block_manager.get_window_block_manager(window).releaser, ids) for window, ids in pinned.items()]
+        for releaser, ids in parts:
+            releaser.check_can_unpin(ids)
+        for releaser, ids in parts:
+            releaser.unpin_blocks_by_id(ids)
+
+    def _describe_pins(self, pinned: dict[WindowSize, list[BlockId]]) -> PinnedBlockIds:
+        return PinnedBlockIds(pinned.pop(self.max_attention_window), pinned)
 
     def truncate_blocks(self, target_tokens: Iterable[TokenId], num_tokens_to_keep: int) -> None:
         """Drop what is cached of a token sequence behind a prefix, with everything below. C++: truncateBlocks.

@@ -176,14 +176,20 @@ class KVCacheResourceManager(BaseResourceManager):
     def free_resources(self, request: LlmRequest, pin_on_release: bool = False) -> list[BlockId]:
         """Store the blocks of a request for reuse and drop its sequence; unknown requests are ignored.
 
-        With ``pin_on_release`` the stored blocks keep a reference; returns their ids for ``unpin_blocks_by_id``.
+        With ``pin_on_release`` the stored blocks keep a reference, in every window; returns what
+        ``unpin_blocks_by_id`` takes back. A call that raises has pinned nothing.
         """
         pinned: list[BlockId] = []
         if pin_on_release and request.request_id in self._impl.sequences:
             if not self._impl.enable_block_reuse:
                 raise InvalidInputError("blocks can be pinned with block reuse only; switch enable_block_reuse on")
             pinned = self._impl.store_blocks_for_reuse(request.request_id, request, pin_blocks=True)
-        self._impl.remove_sequence(request.request_id, request)
+        try:
+            self._impl.remove_sequence(request.request_id, request)
+        except Exception:
+            if pinned:
+                self._impl.unpin_blocks_by_id(pinned)
+            raise
         self._dummy_request_ids.discard(request.request_id)
         self._contexts.num_draft_tokens.pop(request.request_id, None)
         return pinned
@@ -482,9 +488,9 @@ class KVCacheResourceManager(BaseResourceManager):
         """Drop the last slots of a request's sequence; unknown requests are ignored."""
         self._impl.rewind_kv_cache(request.request_id, rewind_len)
 
-    def unpin_blocks_by_id(self, block_ids: Sequence[BlockId]) -> None:
-        """Drop one reference of blocks pinned by ``free_resources``."""
-        self._impl.unpin_blocks_by_id(block_ids)
+    def unpin_blocks_by_id(self, block_ids: Sequence[BlockId], window_size: WindowSize | None = None) -> None:
+        """Drop one reference of blocks pinned by ``free_resources``; ids given one by one need their window."""
+        self._impl.unpin_blocks_by_id(block_ids, window_size)
 
     def get_kv_cache_stats(self) -> KvCacheStats:
         """Totals since construction."""

@@ -71,7 +71,7 @@ def store_new_block(state: MachineState, args: Args) -> None:
 def store_blocks_for_reuse(state: MachineState, args: Args) -> JsonValue:
     """Store all blocks of a sequence and return the pinned ids."""
     request = state.get_request(args["id"])
-    return list(state.manager.store_blocks_for_reuse(args["id"], request, bool(args.get("pin"))))
+    return state.manager.store_blocks_for_reuse(args["id"], request, bool(args.get("pin")))
 
 
 def pin_blocks(state: MachineState, args: Args) -> None:
@@ -81,7 +81,7 @@ def pin_blocks(state: MachineState, args: Args) -> None:
 
 def unpin_blocks_by_id(state: MachineState, args: Args) -> None:
     """Unpin blocks."""
-    state.manager.unpin_blocks_by_id(args["block_ids"])
+    state.manager.unpin_blocks_by_id(args["block_ids"], args.get("window"))
 
 
 def truncate_blocks(state: MachineState, args: Args) -> None:
@@ -209,10 +209,10 @@ MANAGER_OPS: Final[dict[str, OpSpec]] = {
             ("replace_shared_block", replace_shared_block, {**_ID_AND_WINDOW, "block_idx": INT}, {}),
         )
     },
+    "unpin_blocks_by_id": OpSpec(unpin_blocks_by_id, {"block_ids": INTS}, {"window": INT}, is_observed=True),
     **{
         name: OpSpec(run, required, is_observed=True)
         for name, run, required in (
-            ("unpin_blocks_by_id", unpin_blocks_by_id, {"block_ids": INTS}),
             ("truncate_blocks", truncate_blocks, {"tokens": INTS, "num_tokens_to_keep": INT}),
             ("reset_reuse_state", reset_reuse_state, {}),
             ("refresh_blocks", refresh_blocks, {}),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkv.common import BlockId, RequestId, TokenId, WindowSize
 from trtkv.records.llm_request import LlmRequest
+from trtkv.records.pinned_block_ids import PinnedBlockIds
 
 if TYPE_CHECKING:
     from trtkv.records.window_size_metadata import PrefixReuseSummary
@@ -91,13 +92,23 @@ class RecordedManager:
         pinned: list[BlockId] = self._record_with("store_blocks_for_reuse", llm_request, pin=pin_blocks)
         return pinned
 
-    def pin_blocks(self, request_id: RequestId) -> None:
+    def pin_blocks(self, request_id: RequestId) -> PinnedBlockIds:
         """Pin the blocks of a sequence."""
         self._record("pin_blocks", id=request_id)
+        held = {
+            window: [block.block_id for block in manager.releaser.list_held(request_id)]
+            for window, manager in self.block_manager.window_block_managers.items()
+        }
+        return PinnedBlockIds(held.pop(self.max_attention_window), held)
 
-    def unpin_blocks_by_id(self, block_ids: Sequence[BlockId]) -> None:
-        """Unpin blocks."""
-        self._record("unpin_blocks_by_id", block_ids=list(block_ids))
+    def unpin_blocks_by_id(self, block_ids: Sequence[BlockId], window_size: WindowSize | None = None) -> None:
+        """Unpin blocks, one op for each window."""
+        windows: dict[str, WindowSize] = {} if window_size is None else {"window": window_size}
+        if window_size is None and isinstance(block_ids, PinnedBlockIds) and block_ids.of_other_windows:
+            windows = {"window": self.max_attention_window}
+            for window, ids in block_ids.of_other_windows.items():
+                self._record("unpin_blocks_by_id", block_ids=list(ids), window=window)
+        self._record("unpin_blocks_by_id", block_ids=list(block_ids), **windows)
 
     def truncate_blocks(self, target_tokens: Sequence[TokenId], num_tokens_to_keep: int) -> None:
         """Drop cached blocks behind a prefix."""

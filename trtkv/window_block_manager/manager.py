@@ -23,7 +23,6 @@ from trtkv.eviction.eviction_policy import WindowEvictionPolicy
 from trtkv.eviction.fresh_blocks import FreshBlocks
 from trtkv.eviction.registry import DEFAULT_EVICTION, EVICTIONS, Eviction
 from trtkv.records.kv_cache_index import make_index
-from trtkv.records.llm_request import LlmRequest
 from trtkv.records.stats import KvCacheIterationStats, hit_rate
 from trtkv.transfers.kv_cache_transfer_manager import KVCacheTransferManager
 from trtkv.window_block_manager.context import Services, WindowContext
@@ -146,12 +145,6 @@ class WindowBlockManager:
         for claim in claims:
             self.claimer.give_back(reversed(claim.matched))
         self.counters.restore(counts)
-
-    def release_blocks(self, sequence: GenerationRequest, request: LlmRequest | None) -> None:
-        """Store for reuse if the request is given, then drop all blocks of the sequence. C++: releaseBlocks."""
-        if request is not None and not self.settings.is_recurrent_state:
-            self.storer.store_blocks_for_reuse(sequence, request)
-        self.releaser.release_blocks(sequence.request_id)
 
     def refresh_blocks(self) -> None:
         """Apply expiries and order compute work behind transfers. C++: refreshBlocks."""

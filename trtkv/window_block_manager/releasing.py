@@ -50,26 +50,35 @@ class BlockReleaser(WindowPart):
 
     # -- pins -------------------------------------------------------------------------------------
 
-    def pin_blocks(self, request_id: RequestId) -> None:
-        """One reference more on every entry a sequence holds. C++: pinBlocks."""
-        for block in self._sequences.get_window(request_id).held:
-            if block.block_id != PLACEHOLDER_BLOCK_ID:
-                self._sequences.add_pin(block)
+    def pin_blocks(self, request_id: RequestId) -> list[BlockId]:
+        """One reference more on every entry a sequence holds; returns their ids. C++: pinBlocks."""
+        blocks = self.list_held(request_id)
+        for block in blocks:
+            self._sequences.add_pin(block)
+        return [block.block_id for block in blocks]
+
+    def list_held(self, request_id: RequestId) -> list[KVCacheBlock]:
+        """The blocks that a sequence holds, once for each position and beam."""
+        held = self._sequences.get_window(request_id).held
+        return [block for block in held if block.block_id != PLACEHOLDER_BLOCK_ID]
 
     def unpin_blocks_by_id(self, block_ids: Sequence[BlockId]) -> None:
         """Drop one pin of each block, or of none if one of them has too few. C++: unpinBlocksById.
 
         Blocks that nobody else holds go to the back of their queue.
         """
-        blocks = [self._get_block_by_id(block_id) for block_id in block_ids]
-        for block, count in Counter(blocks).items():
+        self.check_can_unpin(block_ids)
+        for block_id in block_ids:
+            self._sequences.drop_pin(self._get_block_by_id(block_id))
+
+    def check_can_unpin(self, block_ids: Sequence[BlockId]) -> None:
+        """Raise what ``unpin_blocks_by_id`` would raise."""
+        for block, count in Counter(map(self._get_block_by_id, block_ids)).items():
             pins = self._sequences.pin_counts.get(block, 0)
             if pins < count:
                 raise InvalidInputError(
                     f"cannot remove {count} pins from block {block.block_id}: it has {pins}; unpin each id once per pin"
                 )
-        for block in blocks:
-            self._sequences.drop_pin(block)
 
     # -- truncation ---------------------------------------------------------------------------------
 

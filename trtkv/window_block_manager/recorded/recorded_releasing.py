@@ -22,6 +22,9 @@ class RecordedBlockReleaser(BlockReleaser):
             check(0 <= block_id < self._settings.max_num_blocks, f"block id {block_id} is out of range")
             self._sequences.drop_pin(self._get_block_by_id(block_id))
 
+    def check_can_unpin(self, block_ids: Sequence[BlockId]) -> None:
+        """Nothing is looked at beforehand."""
+
     def _empty_tree(self) -> None:
         """Cached blocks stay attached to the old tree, and are reported as removed when they are recycled."""
 
