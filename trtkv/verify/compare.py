@@ -27,7 +27,7 @@ def find_difference(expected: JsonValue, got: JsonValue) -> Difference | None:
     if kind is dict:
         return _compare_objects(expected, got) if type(got) is dict else Difference("", expected, got)
     if kind is list:
-        return _compare_lists(expected, got) if type(got) is list else Difference("", expected, got)
+        return _compare_lists(expected, got) if isinstance(got, list) else Difference("", expected, got)
     if kind is float or type(got) is float:
         return None if _is_same_float(expected, got) else Difference("", expected, got)
     return None if type(got) is kind and expected == got else Difference("", expected, got)
