@@ -21,6 +21,8 @@ class RemovalReason(str, Enum):
     """It goes to another place in the tree, under a longer key."""
     DROPPED = "dropped"
     """The owner asked for it: truncation, rewind, reset."""
+    LOST = "lost"
+    """Its content is gone: the file that held it is missing or damaged."""
 
 
 class BlockListener(Protocol):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from trtkv.blocks.generation_request import GenerationRequest
 from trtkv.checks import check_integer
@@ -12,10 +13,13 @@ from trtkv.errors import InvalidInputError
 from trtkv.keys.multimodal_keys import check_multimodal_input
 from trtkv.manager.block_manager import BlockManager
 from trtkv.records.llm_request import LlmRequest
+from trtkv.transfers.copy_engine import LostBlockError
 from trtkv.window_block_manager import WindowBlockManager
 from trtkv.window_block_manager.counters import BlockCounters
 from trtkv.window_block_manager.loading import BatchSeqStats
 from trtkv.window_block_manager.planning import ClaimResult
+
+_LOGGER: Final = logging.getLogger(__name__)
 
 RequestInfo = tuple[RequestId, int, int]
 """Request id, input length in tokens (encoder length for a cross cache), beam width."""
@@ -65,15 +69,28 @@ class SequenceAdmission:
         return self._block_manager.settings.layers.cache_type is not CacheType.CROSS
 
     def add_batch(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> None:
-        """Give every request a sequence, and tell it how much of its prompt is cached."""
+        """Give every request a sequence, and tell it how much of its prompt is cached.
+
+        Cached blocks whose content is lost leave the tree, and the batch is planned anew without them.
+        """
+        while not self._try_to_add(request_infos, llm_requests):
+            pass
+
+    def _try_to_add(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> bool:
+        """Add a batch as it is planned; False, with the batch withdrawn, if a block that it found turned out lost."""
         plans, lengths = self._plan_batch(request_infos, llm_requests)
         self._tell_listener(request_infos, llm_requests)
         sequences = [
             self._create_sequence(info, request) for info, request in zip(request_infos, llm_requests, strict=True)
         ]
-        totals = self._place(sequences, plans)
+        try:
+            totals = self._place(sequences, plans)
+        except LostBlockError as error:
+            _LOGGER.warning("a cached block is dropped, and its tokens are computed: %s", error)
+            return False
         for request, total, length in zip(llm_requests, totals, lengths, strict=True):
             self._finish(request, total, length)
+        return True
 
     # -- placing --------------------------------------------------------------------------------------
 

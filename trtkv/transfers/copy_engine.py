@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from trtkv.common import BlockId, KvCacheTransferMode, WindowSize
+from trtkv.errors import TrtkvError
 from trtkv.pools.kv_cache_block_pool import KVCacheBlockPool
 from trtkv.records.kv_cache_index import KVCacheIndex
 
@@ -33,11 +34,26 @@ class BlockCopy(NamedTuple):
     directory: str
 
 
+class LostBlockError(TrtkvError):
+    """What a block held is gone, and the destination was not written.
+
+    The block leaves the tree, and whoever asked for it computes its tokens.
+    """
+
+
+class OffloadFailedError(TrtkvError, OSError):
+    """A block could not be put on a colder tier, where nothing was written: the block is given up."""
+
+
 class CopyEngine(Protocol):
     """Copies blocks in the order of the calls."""
 
     def copy_block(self, copy: BlockCopy, pools: Sequence[KVCacheBlockPool]) -> int:
-        """Issue one transfer for every pool of the window; returns the bytes moved."""
+        """Issue one transfer for every pool of the window; returns the bytes moved.
+
+        LostBlockError and OffloadFailedError cost one block. Everything else reaches the caller of the manager, whose
+        call is taken back, and a destination that is cached counts as overwritten.
+        """
 
     def sync_with_buffer_manager(self) -> None:
         """Let transfers issued from now on see all work queued on the compute stream so far."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from trtkv.blocks.block_listener import RemovalReason
 from trtkv.blocks.kv_cache_block import KVCacheBlock
@@ -10,7 +12,10 @@ from trtkv.common import PRIMARY_LEVEL, SECONDARY_LEVEL, KvCacheTransferMode, Pr
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheUpdatedData
 from trtkv.records.retention_config import DEFAULT_RETENTION_PRIORITY
+from trtkv.transfers.copy_engine import LostBlockError, OffloadFailedError
 from trtkv.window_block_manager.context import WindowPart
+
+_LOGGER: Final = logging.getLogger(__name__)
 
 
 class BlockClaimer(WindowPart):
@@ -83,9 +88,17 @@ class BlockClaimer(WindowPart):
                 self._policy.release_block(block, to_front=block.lookup_node is None)
 
     def _offload_victim(self, block: KVCacheBlock, mode: KvCacheTransferMode, directory: str) -> KVCacheBlock:
-        """Swap a primary victim with a secondary one; the latter's id, now primary, is what the caller gets."""
+        """Swap a primary victim with a secondary one; the latter's id, now primary, is what the caller gets.
+
+        Where the disk is full or fails, the victim is given up instead.
+        """
         offload_block, _ = self._policy.get_free_block(SECONDARY_LEVEL)
-        self._copy_out(block, offload_block, mode, directory)
+        try:
+            self._copy_out(block, offload_block, mode, directory)
+        except OffloadFailedError as error:
+            _LOGGER.warning("window %d drops a block: %s", self._settings.window_size, error)
+            self._policy.take_free_block(block)
+            return block
         # Both are taken before the swap: afterwards their level, and so their queue, would be another.
         self._policy.take_free_block(block)
         self._policy.take_free_block(offload_block)
@@ -98,6 +111,8 @@ class BlockClaimer(WindowPart):
     ) -> None:
         try:
             self._transfer_manager.offload(block, offload_block, self._pools, 0, mode, directory)
+        except OffloadFailedError:
+            raise  # nothing was written
         except Exception:
             if offload_block.lookup_node is not None:
                 self.remove_from_tree(offload_block)  # part of it may have been overwritten
@@ -164,11 +179,7 @@ class BlockClaimer(WindowPart):
         if block.is_placeholder or block.is_primary:
             return
         helper = self.get_free_block(mode=mode, directory=directory)
-        try:
-            self._transfer_manager.onboard(block, helper, self._pools, 0, mode, directory)
-        except Exception:
-            self.give_back((helper,))
-            raise
+        self.copy_in(block, helper, 0, mode, directory)
         block.swap_memory_pool_block_offset(helper)
         if self._policy.follows_tree:
             self._policy.moved(block, SECONDARY_LEVEL)
@@ -177,6 +188,18 @@ class BlockClaimer(WindowPart):
         if self._event_manager is not None and self._reports_onboarding(block):
             self._report_level(block, SECONDARY_LEVEL, PRIMARY_LEVEL, self._event_manager)
         self._policy.release_block(helper)
+
+    def copy_in(
+        self, source: KVCacheBlock, target: KVCacheBlock, num_tokens: int, mode: KvCacheTransferMode, directory: str
+    ) -> None:
+        """Copy a block into one just taken, which goes back if that fails; drop a source whose content is lost."""
+        try:
+            self._transfer_manager.onboard(source, target, self._pools, num_tokens, mode, directory)
+        except Exception as error:
+            self.give_back((target,))
+            if isinstance(error, LostBlockError) and source.lookup_node is not None:
+                self.remove_from_tree(source, RemovalReason.LOST)
+            raise
 
     def _reports_onboarding(self, block: KVCacheBlock) -> bool:
         return self.is_announced(block)

@@ -153,13 +153,7 @@ class BlockLoader(WindowPart):
         """A fresh block with the first tokens of a partially matched one, keyed for this request."""
         duration_ms = self._policy.get_duration_ms(source)
         block = self._claimer.get_free_block(source.priority, duration_ms, claim.mode, claim.directory)
-        try:
-            self._transfer_manager.onboard(
-                source, block, self._pools, claim.num_partial_tokens, claim.mode, claim.directory
-            )
-        except Exception:
-            self._claimer.give_back((block,))
-            raise
+        self._claimer.copy_in(source, block, claim.num_partial_tokens, claim.mode, claim.directory)
         if claim.should_release_copy_source and not source.ref_count:
             self._policy.release_block(source)
         if index < len(claim.keys):
