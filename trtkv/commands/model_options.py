@@ -44,6 +44,9 @@ MaxSeqLenOption = Annotated[
     int | None,
     typer.Option("--max-seq-len", help="Longest sequence in tokens.  [default: max_position_embeddings of the model]"),
 ]
+SnapshotIntervalOption = Annotated[
+    int | None, typer.Option(help="Tokens between two snapshots of recurrent states.  [default: 256]")
+]
 WindowSharesOption = Annotated[
     str | None,
     typer.Option(

@@ -61,8 +61,15 @@ def check_extras(options: ExtraOptions, *, is_plain_replay: bool) -> None:
 
 
 def check_bounds(options: ExtraOptions, trace: RequestTrace, config: ReplayConfig) -> None:
-    """Refuse bounds that cannot be given, before anything is run."""
+    """Refuse bounds, causes and curves that cannot be given, before anything is run."""
     from trtkv.replay.bounds.bounds import has_bounds
+
+    asked = (options.bounds, options.explain, options.explain_file is not None, options.curve is not None)
+    if config.states is not None and any(asked):
+        raise InvalidInputError(
+            "--bounds, --explain, --explain-requests and --curve are not known for recurrent states, where the "
+            "snapshots decide what is found; leave them out"
+        )
 
     if options.bounds and not has_bounds(trace.requests, config):
         raise InvalidInputError(
@@ -85,7 +92,7 @@ def add_extras(result: ReplayResult, options: ExtraOptions, progress_bar: Progre
         with progress_bar(options.curve) as progress:
             jobs = os.cpu_count() or 1
             curve = measure_curve(trace, config, options.curve, jobs=jobs, progress=progress)
-    elif options.html_file is not None:
+    elif options.html_file is not None and config.states is None:
         curve = model_curve(trace.requests, config.tokens_per_block)
     else:
         return result

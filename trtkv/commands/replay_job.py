@@ -136,8 +136,9 @@ def run_job(job: ReplayJob, trace: RequestTrace, progress_bar: ProgressBar) -> O
     if not job.is_plain:
         return _run_nano(job, trace, progress_bar)
     check_bounds(job.extras, trace, job.config)
+    wants_causes = job.extras.wants_causes and job.config.states is None
     with progress_bar(len(trace.requests)) as progress, _without_cycle_collector():
-        result, _ = replay_trace(trace, job.config, progress=progress, explain=job.extras.wants_causes)
+        result, _ = replay_trace(trace, job.config, progress=progress, explain=wants_causes)
     return add_extras(result, job.extras, progress_bar)
 
 
@@ -163,7 +164,15 @@ def _make_config(options: ReplayOptions, tell: Callable[[str], None] | None) -> 
         compatibility=options.compatibility,
     )
     if (options.model is None and options.cache_spec is None) or options.memory is None:
-        about_a_model = ("model", "cache_spec", "memory", "host_memory", "max_seq_len", "window_shares")
+        about_a_model = (
+            "model",
+            "cache_spec",
+            "memory",
+            "host_memory",
+            "max_seq_len",
+            "window_shares",
+            "snapshot_interval",
+        )
         if any(getattr(options, name) is not None for name in about_a_model) or options.tp != 1:
             raise InvalidInputError("a cache is sized from --model and --memory together; give both")
         return config
@@ -180,6 +189,7 @@ def _make_config(options: ReplayOptions, tell: Callable[[str], None] | None) -> 
         options.max_seq_len,
         options.window_shares,
     )
+    sizing = replace(sizing, snapshot_interval=options.snapshot_interval)
     plan = make_plan(options.model, options.cache_spec, sizing)
     if tell is not None:
         tell(f"size: {describe_cache_plan(plan)}")
@@ -194,6 +204,8 @@ def _check_system(system: SystemChoice, config: ReplayConfig) -> None:
 
     if system is SystemChoice.TENSORRT_LLM:
         return
+    if config.states is not None:
+        raise ConfigurationError(f"--system {system.value} has no recurrent states; choose a model without them")
     if config.host_tokens or config.windows != (None,) or config.compatibility:
         raise ConfigurationError(
             f"--system {system.value} knows neither --host-tokens nor --window nor --compatibility; leave them out"
@@ -209,6 +221,10 @@ def _make_loop(options: ReplayOptions, config: ReplayConfig) -> LoopConfig | Non
         return None
     if config.live != 1 or options.bounds or options.system is not SystemChoice.TENSORRT_LLM:
         raise InvalidInputError("--live, --bounds and --system do not go with --scheduler; leave them out")
+    if config.states is not None:
+        raise InvalidInputError(
+            "--scheduler does not end its steps at snapshots, which recurrent states need; leave it out"
+        )
     return make_loop_config(options, config)
 
 

@@ -17,6 +17,7 @@ from trtkv.commands.model_options import (
     MaxSeqLenOption,
     MemoryOption,
     ModelOption,
+    SnapshotIntervalOption,
     TpOption,
     WindowSharesOption,
 )
@@ -91,6 +92,7 @@ class ReplayOptions:
     tp: TpOption = 1
     max_seq_len: MaxSeqLenOption = None
     window_shares: WindowSharesOption = None
+    snapshot_interval: SnapshotIntervalOption = None
     live: Annotated[int, typer.Option(help="Most requests live at a time.")] = 1
     window: Annotated[
         list[str] | None,

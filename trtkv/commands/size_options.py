@@ -16,6 +16,7 @@ from trtkv.commands.model_options import (
     MaxSeqLenOption,
     MemoryOption,
     ModelOption,
+    SnapshotIntervalOption,
     TpOption,
     WindowSharesOption,
 )
@@ -54,9 +55,7 @@ class SizeOptions:
         int, typer.Option(help="Sequences at a time; counts for recurrent states with --no-reuse only.")
     ] = 1
     no_reuse: Annotated[bool, typer.Option("--no-reuse", help="Without block reuse.")] = False
-    snapshot_interval: Annotated[
-        int | None, typer.Option(help="Tokens between two snapshots of recurrent states.  [default: 256]")
-    ] = None
+    snapshot_interval: SnapshotIntervalOption = None
     input_len: Annotated[
         int | None, typer.Option(metavar="N", help="Prompt tokens of a request, to see how many requests fit.")
     ] = None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from trtkv.checks import check_integer
-from trtkv.common import DataType, KeyForm, WindowSize, ceil_div
+from trtkv.common import RECURRENT_STATES, DataType, KeyForm, WindowSize, ceil_div
 from trtkv.errors import ConfigurationError
 from trtkv.records.cache_settings import (
     CacheSettings,
@@ -15,6 +15,7 @@ from trtkv.records.cache_settings import (
     SequenceLimits,
     WindowsSettings,
 )
+from trtkv.records.linear_attention import LinearAttentionMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +31,24 @@ EXTRA_TOKENS_PER_SEQUENCE: Final = 2
 
 MAX_BLOCKS: Final = 2**31 - 1
 """Block ids are 32-bit numbers."""
+
+
+class RecurrentStatesConfig(NamedTuple):
+    """Blocks of the window of recurrent states; one layer stands for all that keep them."""
+
+    primary_blocks: int
+    secondary_blocks: int
+    snapshot_interval: int
+    """Tokens between two snapshots of a prompt; a multiple of the tokens per block, 0: none."""
+
+    @property
+    def metadata(self) -> LinearAttentionMetadata:
+        """As a manager takes it."""
+        return LinearAttentionMetadata(states_snapshot_interval=self.snapshot_interval)
+
+    def num_needed(self, prompt_len: int, tokens_per_block: int) -> int:
+        """States that a prompt takes up to its first generated token."""
+        return self.metadata.count_states(prompt_len, tokens_per_block, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +77,8 @@ class ReplayConfig:
     """
     min_sequence_length: int = 0
     """Longest sequence that a server is built for; a trace with shorter ones does not make its windows narrower."""
+    states: RecurrentStatesConfig | None = None
+    """Recurrent states beside the windows, which must have full attention among them; None: the model keeps none."""
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -86,6 +107,8 @@ class ReplayConfig:
             raise ConfigurationError(
                 f"blocks are given for {len(self.window_blocks)} windows of {len(self.windows)}; give them for each"
             )
+        if self.states is not None and None not in self.windows:
+            raise ConfigurationError("recurrent states need a window with full attention beside them; give one")
 
     def with_window_blocks(
         self, windows: Sequence[WindowSize | None], window_blocks: Sequence[tuple[int, int]], sequence_length: int
@@ -143,9 +166,17 @@ class ReplayConfig:
 
         windows = self.layer_windows(requests)
         blocks = self.window_blocks or ((self.num_primary_blocks(requests), self.num_secondary_blocks),) * len(windows)
+        if self.states is not None:
+            windows = [*windows, RECURRENT_STATES]
+            blocks = (*blocks, (self.states.primary_blocks, self.states.secondary_blocks))
         settings = CacheSettings(
             tokens_per_block=self.tokens_per_block,
-            layers=LayerSettings([1] * len(windows), 1, DataType.INT8),
+            layers=LayerSettings(
+                [1] * len(windows),
+                1,
+                DataType.INT8,
+                linear_attention_metadata=None if self.states is None else self.states.metadata,
+            ),
             windows=WindowsSettings(windows, dict(sorted(zip(windows, blocks, strict=True)))),
             limits=SequenceLimits(self.max_sequence_length(requests), self.live),
             reuse=ReuseSettings(

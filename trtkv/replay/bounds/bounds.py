@@ -142,7 +142,10 @@ def has_bounds(requests: Sequence[TraceRequest], config: ReplayConfig) -> bool:
     """Whether bounds can be given for these settings: some window must be as wide as the longest sequence.
 
     Windows with different numbers of blocks are out of reach: one of them admits requests, another one keeps prefixes.
+    So are recurrent states, which decide where a prefix may end.
     """
+    if config.states is not None:
+        return False
     return len(set(config.window_blocks)) <= 1 and max(config.layer_windows(requests)) >= config.max_sequence_length(
         requests
     )

@@ -80,7 +80,7 @@ class ReplayCounts:
     """What became of each request, in the order in which they were admitted or skipped."""
 
 
-class _LiveRequest:
+class LiveRequest:
     """An admitted request and the tokens it has still to generate."""
 
     __slots__ = ("left", "num_blocks", "request", "trace_request")
@@ -126,7 +126,7 @@ class ClosedLoop:
         self._num_needed_blocks = num_needed_blocks
         self._timer = timer or _no_time
         self._progress = progress or _no_progress
-        self._live: list[_LiveRequest] = []
+        self._live: list[LiveRequest] = []
         self._waiting = EligibleRequests(())
 
     @property
@@ -149,14 +149,12 @@ class ClosedLoop:
             self._remove_finished(waiting)
             self._progress(self.counts.requests + self.counts.skipped_requests - len(self._live))
 
-    def _admit(self, waiting: EligibleRequests) -> list[_LiveRequest]:
+    def _admit(self, waiting: EligibleRequests) -> list[LiveRequest]:
         """Requests of the trace that fit now, in order. Reserves their blocks and makes them live."""
-        admitted: list[_LiveRequest] = []
+        admitted: list[LiveRequest] = []
         while (head := waiting.head) is not None and len(self._live) < self._max_live:
-            num_blocks = self._num_needed_blocks(head)
-            if num_blocks <= self._num_free_blocks:
-                live_request = _LiveRequest(head, num_blocks)
-                self._num_free_blocks -= num_blocks
+            live_request = self._reserve(head)
+            if live_request is not None:
                 self._live.append(live_request)
                 admitted.append(live_request)
                 waiting.take()
@@ -169,7 +167,19 @@ class ClosedLoop:
                 waiting.set_over(head)
         return admitted
 
-    def _add(self, admitted: list[_LiveRequest]) -> None:
+    def _reserve(self, trace_request: TraceRequest) -> LiveRequest | None:
+        """Set blocks aside for a request; None if there are not enough."""
+        num_blocks = self._num_needed_blocks(trace_request)
+        if num_blocks > self._num_free_blocks:
+            return None
+        self._num_free_blocks -= num_blocks
+        return LiveRequest(trace_request, num_blocks)
+
+    def _release(self, live_request: LiveRequest) -> None:
+        """Give back what was set aside."""
+        self._num_free_blocks += live_request.num_blocks
+
+    def _add(self, admitted: list[LiveRequest]) -> None:
         requests = [live_request.request for live_request in admitted]
         infos = [(request.request_id, request.prompt_len, 1) for request in requests]
         start = self._timer()
@@ -177,8 +187,12 @@ class ClosedLoop:
         self.seconds.add += self._timer() - start
         for request in requests:
             self._count_admission(request)
-            request.set_context_current_position(request.prompt_len)
+            self._compute_prompt(request)
             request.set_state(LlmRequestState.GENERATION_IN_PROGRESS)
+
+    def _compute_prompt(self, request: LlmRequest) -> None:
+        """Compute the rest of a prompt, in one step."""
+        request.set_context_current_position(request.prompt_len)
 
     def _count_admission(self, request: LlmRequest) -> None:
         counts = self.counts
@@ -191,7 +205,7 @@ class ClosedLoop:
         counts.token_hit_rates.append(num_found / request.prompt_len)
         counts.outcomes.append(RequestOutcome(request.request_id, num_found))
 
-    def _store(self, admitted: list[_LiveRequest]) -> None:
+    def _store(self, admitted: list[LiveRequest]) -> None:
         store_context_blocks = self._manager.store_context_blocks
         start = self._timer()
         for live_request in admitted:
@@ -209,19 +223,21 @@ class ClosedLoop:
         for live_request in self._live:
             live_request.left -= num_rounds
 
+    def _append_output(self, live_request: LiveRequest) -> None:
+        live_request.request.add_new_tokens([output_tokens(live_request.trace_request)])
+
     def _remove_finished(self, waiting: EligibleRequests) -> None:
         finished = [live_request for live_request in self._live if live_request.left <= 0]
         self._live = [live_request for live_request in self._live if live_request.left > 0]
         for live_request in finished:
-            request = live_request.request
-            request.add_new_tokens([output_tokens(live_request.trace_request)])
+            self._append_output(live_request)
         start = self._timer()
         for live_request in finished:
             self._manager.remove_sequence(live_request.request.request_id, live_request.request)
         self.seconds.remove += self._timer() - start
         for live_request in finished:
             waiting.set_over(live_request.trace_request)
-        self._num_free_blocks += sum(live_request.num_blocks for live_request in finished)
+            self._release(live_request)
 
 
 def _no_time() -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import fsum
 from typing import TYPE_CHECKING, NamedTuple
 
-from trtkv.common import WindowSize
+from trtkv.common import RECURRENT_STATES, WindowSize
 from trtkv.errors import check
 from trtkv.records.rate import Rate
 from trtkv.replay import topics
@@ -63,8 +63,19 @@ class WindowResult(NamedTuple):
         return Rate("block_hit_rate", WINDOW_HIT_RATE, self.reused, self.reused + self.missed)
 
     def to_json(self) -> dict[str, object]:
-        """All counts in the order of the fields, then the rate."""
-        return {**self._asdict(), "rates": [self.hit_rate.to_json()]}
+        """All counts in the order of the fields, then the rate; recurrent states have no size of a window."""
+        size = None if self.keeps_states else self.window_size
+        return {**self._asdict(), "window_size": size, "rates": [self.hit_rate.to_json()]}
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether its blocks are recurrent states."""
+        return self.window_size == RECURRENT_STATES
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        return "states" if self.keeps_states else window(self.window_size, is_full=self.full_attention)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -102,6 +113,15 @@ class ReplayResult(Outcome):
 
     def why_never_run(self) -> str:
         """What the smallest request needs, and what there is."""
+        states = self.config.states
+        if states is not None:
+            length = min(request.input_length for request in self.trace.requests)
+            needed = states.num_needed(length, self.config.tokens_per_block)
+            if needed > states.primary_blocks:
+                return (
+                    f"the shortest prompt of {length} tokens needs {needed} recurrent states, the memory holds "
+                    f"{states.primary_blocks}; enlarge --memory, their share (--window-shares) or --snapshot-interval"
+                )
         return describe_smallest(self.trace, self.config.tokens_per_block, self.config.capacity_tokens)
 
     @property
@@ -191,6 +211,7 @@ class ReplayResult(Outcome):
             "compatibility": config.compatibility,
             "attention_windows": ["full" if window is None else window for window in config.windows],
             "max_sequence_length": self.max_sequence_length,
+            **({} if config.states is None else {"recurrent_states": config.states._asdict()}),
             **self.trace.sessions.to_json(),
             "rates": [rate.to_json() for rate in self.rates],
             "windows": [window.to_json() for window in self.windows],
@@ -218,6 +239,11 @@ class ReplayResult(Outcome):
                 "never run; no count includes them."
             )
         lines += self.trace.notes()
+        if config.states is not None:
+            lines.append(
+                "Recurrent states: a prefix is found up to the last position of which the state was kept, and parts "
+                "of blocks are not; bounds, causes and the curve are not known for them."
+            )
         if config.host_tokens and not config.num_secondary_blocks:
             lines.append(
                 f"The host tier of {count(config.host_tokens)} tokens holds no block of "
@@ -237,6 +263,7 @@ class ReplayResult(Outcome):
                 "live requests, at most": config.live,
                 "partial reuse": _reuse_words(config),
                 "attention windows, tokens": ", ".join(map(window, config.windows)),
+                **_states_words(config),
                 "behaviour": "as recorded, faults included" if config.compatibility else "default",
                 **self.trace.session_words(),
             },
@@ -259,7 +286,7 @@ class ReplayResult(Outcome):
         return list_table(
             "Blocks by attention window",
             {
-                "window, tokens": lambda row: window(row.window_size, is_full=row.full_attention),
+                "window, tokens": lambda row: row.name,
                 "hit rate": lambda row: rate_cell(row.hit_rate),
                 "reused": lambda row: row.reused,
                 "in part": lambda row: row.partial_reused,
@@ -272,6 +299,17 @@ class ReplayResult(Outcome):
             topic=topics.BLOCKS,
             definitions=[("hit rate", WINDOW_HIT_RATE)],
         )
+
+
+def _states_words(config: ReplayConfig) -> dict[str, int]:
+    states = config.states
+    if states is None:
+        return {}
+    return {
+        "recurrent states in device memory": states.primary_blocks,
+        "recurrent states in host memory": states.secondary_blocks,
+        "tokens between two snapshots": states.snapshot_interval,
+    }
 
 
 def _reuse_words(config: ReplayConfig) -> str:

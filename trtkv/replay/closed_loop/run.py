@@ -6,12 +6,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkv.common import WindowSize
-from trtkv.errors import check
+from trtkv.errors import ConfigurationError, check
 from trtkv.replay.causes.cause_observer import CauseObserver
 from trtkv.replay.causes.causes import Cause
 from trtkv.replay.causes.explanation import explain as explanation_of
 from trtkv.replay.causes.observed_manager import ObservedManager, trace_token_loader
-from trtkv.replay.closed_loop.closed_loop import ClosedLoop, PhaseSeconds, Progress, ReplayCounts, Timer
+from trtkv.replay.closed_loop.closed_loop import (
+    ClosedLoop,
+    PhaseSeconds,
+    Progress,
+    ReplayCounts,
+    Timer,
+)
+from trtkv.replay.closed_loop.hybrid_loop import HybridLoop
 from trtkv.replay.closed_loop.result import ReplayResult, WindowResult
 
 if TYPE_CHECKING:
@@ -34,20 +41,14 @@ def replay_trace(
     ``timer`` (e.g. time.perf_counter) splits the time by kind of call; ``progress`` is called with the
     number of requests done after each removal. ``explain`` gives every prompt token a cause; the counts are the same.
     """
+    if explain and config.states is not None:
+        raise ConfigurationError("causes of misses are not known for recurrent states; leave explain out")
     observer = _observer(trace, config) if explain else None
     manager = config.build_manager(trace.requests, block_listener=observer)
     observed = (
         None if observer is None else ObservedManager(manager, observer, config.live, lambda: loop.next_request_id)
     )
-    loop = ClosedLoop(
-        manager if observed is None else observed,
-        tokens_per_block=config.tokens_per_block,
-        num_primary_blocks=config.num_primary_blocks(trace.requests),
-        live=config.live,
-        num_needed_blocks=config.num_needed_blocks,
-        timer=timer,
-        progress=progress,
-    )
+    loop = _make_loop(trace, config, manager, observed, timer, progress)
     if observer is not None:
         observer.watch(manager)
     loop.run(trace.requests)
@@ -57,6 +58,37 @@ def replay_trace(
         check(explanation.tokens[Cause.HIT] == loop.counts.prepopulated_tokens, "hits were counted differently")
         result = replace(result, explanation=explanation)
     return result, loop.seconds
+
+
+def _make_loop(
+    trace: RequestTrace,
+    config: ReplayConfig,
+    manager: KVCacheManager,
+    observed: ObservedManager | None,
+    timer: Timer | None,
+    progress: Progress | None,
+) -> ClosedLoop:
+    num_blocks = config.num_primary_blocks(trace.requests)
+    if config.states is not None:
+        return HybridLoop(
+            manager,
+            config.states,
+            tokens_per_block=config.tokens_per_block,
+            num_primary_blocks=num_blocks,
+            live=config.live,
+            num_needed_blocks=config.num_needed_blocks,
+            timer=timer,
+            progress=progress,
+        )
+    return ClosedLoop(
+        manager if observed is None else observed,
+        tokens_per_block=config.tokens_per_block,
+        num_primary_blocks=num_blocks,
+        live=config.live,
+        num_needed_blocks=config.num_needed_blocks,
+        timer=timer,
+        progress=progress,
+    )
 
 
 def _observer(trace: RequestTrace, config: ReplayConfig) -> CauseObserver:
