@@ -30,7 +30,10 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("one window", ("window_block_manager.*",)),
     ("the manager", ("manager.*",)),
     ("around a manager", ("inspection.*", "exporters.*", "nano.*")),
-    ("users of a manager", ("scheduler.*", "resource_manager.*", "executor.*", "sizing.*", "bindings.*")),
+    (
+        "users of a manager",
+        ("scheduler.*", "resource_manager.*", "executor.*", "nano_engine.*", "sizing.*", "bindings.*"),
+    ),
     (
         "traces",
         (
@@ -104,7 +107,7 @@ TOP_LEVEL_ALLOWED: Final[Mapping[str, tuple[str, ...]]] = {
     "pydantic": ("records.config",),
     "ray": (),
     "tokenizers": (),
-    "torch": ("transfers.torch_copy_engine", "transfers.file_copy_engine", "executor.*"),
+    "torch": ("transfers.torch_copy_engine", "transfers.file_copy_engine", "executor.*", "nano_engine.*"),
     "transformers": (),
     "typer": ("commands.*", "cli"),
     "zmq": (),

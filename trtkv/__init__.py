@@ -48,6 +48,7 @@ PUBLIC_NAMES: Final = {
     "keys.key_builder": ("build_block_keys",),
     "keys.key_hash": ("hash_block_key",),
     "manager.kv_cache_manager": ("KVCacheManager",),
+    "nano_engine.nano_engine": ("NanoEngine",),
     "pools.memory": ("CacheMemory", "calculate_blocks_per_window", "calculate_free_mem_bytes", "get_device_memory"),
     "records.cache_settings": (
         "CacheSettings",
@@ -144,6 +145,7 @@ if TYPE_CHECKING:
     from trtkv.keys.key_builder import build_block_keys as build_block_keys
     from trtkv.keys.key_hash import hash_block_key as hash_block_key
     from trtkv.manager.kv_cache_manager import KVCacheManager as KVCacheManager
+    from trtkv.nano_engine.nano_engine import NanoEngine as NanoEngine
     from trtkv.pools.memory import CacheMemory as CacheMemory
     from trtkv.pools.memory import calculate_blocks_per_window as calculate_blocks_per_window
     from trtkv.pools.memory import calculate_free_mem_bytes as calculate_free_mem_bytes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trtkv.executor.paged_kv_cache import PagedIndex, PagedKvCache
+from trtkv.executor.paged_memory import PagedIndex, PagedMemory
 
 _LONG = 32
 """Slices of more tokens than this are computed alone: they fill a machine by themselves, and masks stay small."""
@@ -66,46 +66,46 @@ class AttentionGroup:
         """Rows [slices, tokens] of the tokens."""
         return self._rows[:, None].expand(-1, self.num_tokens)
 
-    def find_history(self, cache: PagedKvCache, pool_idx: int, window: int | None) -> VisibleHistory:
+    def find_history(self, memory: PagedMemory, pool_idx: int, window: int | None) -> VisibleHistory:
         """Where the keys and values of all positions lie that some token of the group sees."""
         first_visible = torch.zeros_like(self._first_positions)
         if window is not None:
             first_visible = (self._first_positions - window + 1).clamp(min=0)
         if self.slices[0].history_rows is not None:
-            return self._find_tokens(cache, pool_idx, window, first_visible)
-        return self._find_pages(cache, pool_idx, window, first_visible)
+            return self._find_tokens(memory, pool_idx, window, first_visible)
+        return self._find_pages(memory, pool_idx, window, first_visible)
 
     def _find_pages(
-        self, cache: PagedKvCache, pool_idx: int, window: int | None, first_visible: torch.Tensor
+        self, memory: PagedMemory, pool_idx: int, window: int | None, first_visible: torch.Tensor
     ) -> VisibleHistory:
         """The pages of each row; a row with fewer than the longest repeats its last one, which is hidden then."""
-        size = cache.shapes[pool_idx].tokens_per_block
+        size = memory.shapes[pool_idx].tokens_per_block
         first_columns, last_columns = first_visible // size, self._last_positions // size
         columns = first_columns[:, None] + torch.arange(int((last_columns - first_columns).max()) + 1)
         held = torch.minimum(columns, last_columns[:, None])
         positions = first_columns[:, None] * size + torch.arange(columns.shape[1] * size)
         num_keys = int((self._last_positions - first_columns * size).max()) + 1
         if num_keys == self.num_tokens and (window is None or window >= num_keys):
-            return VisibleHistory(cache.index_pages(pool_idx, self._rows, held), num_keys, None, is_causal=True)
+            return VisibleHistory(memory.index_pages(pool_idx, self._rows, held), num_keys, None, is_causal=True)
         visible = self._find_visible(positions, window)
         if visible[:, :, :num_keys].all():
-            return VisibleHistory(cache.index_pages(pool_idx, self._rows, held), num_keys, None, is_causal=False)
+            return VisibleHistory(memory.index_pages(pool_idx, self._rows, held), num_keys, None, is_causal=False)
         # What no query sees counts zero times, but zero times NaN is NaN: memory that nobody wrote must go.
         unwritten = ~visible.any(dim=1)
         unwritten[:, num_keys:] = False
-        index = cache.index_pages(pool_idx, self._rows, held, unwritten)
-        return VisibleHistory(index, num_keys, self._to_mask(visible[:, :, :num_keys], cache), is_causal=False)
+        index = memory.index_pages(pool_idx, self._rows, held, unwritten)
+        return VisibleHistory(index, num_keys, self._to_mask(visible[:, :, :num_keys], memory), is_causal=False)
 
     def _find_tokens(
-        self, cache: PagedKvCache, pool_idx: int, window: int | None, first_visible: torch.Tensor
+        self, memory: PagedMemory, pool_idx: int, window: int | None, first_visible: torch.Tensor
     ) -> VisibleHistory:
         """The tokens of each beam, one by one, as neighbours may lie in different rows."""
         num_keys = int((self._last_positions - first_visible).max()) + 1
         positions = first_visible[:, None] + torch.arange(num_keys)
         held = torch.minimum(positions, self._last_positions[:, None])  # the newest token stands in for those beyond
         rows = torch.tensor([entry.find_rows(places) for entry, places in zip(self.slices, held.tolist(), strict=True)])
-        mask = self._to_mask(self._find_visible(positions, window), cache)
-        return VisibleHistory(cache.index_tokens(pool_idx, rows, held), num_keys, mask, is_causal=False)
+        mask = self._to_mask(self._find_visible(positions, window), memory)
+        return VisibleHistory(memory.index_tokens(pool_idx, rows, held), num_keys, mask, is_causal=False)
 
     @property
     def _last_positions(self) -> torch.Tensor:
@@ -119,8 +119,8 @@ class AttentionGroup:
             visible &= positions[:, None] > newest - window
         return visible
 
-    def _to_mask(self, visible: torch.Tensor, cache: PagedKvCache) -> torch.Tensor:
-        return visible[:, None].to(cache.device)
+    def _to_mask(self, visible: torch.Tensor, memory: PagedMemory) -> torch.Tensor:
+        return visible[:, None].to(memory.device)
 
 
 def group_slices(slices: Sequence[SequenceSlice]) -> list[list[int]]:

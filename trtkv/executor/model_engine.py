@@ -10,7 +10,7 @@ import torch
 from trtkv.executor.attention_group import SequenceSlice
 from trtkv.executor.paged_attention import IMPLEMENTATION_NAME, register_paged_attention
 from trtkv.executor.paged_batch import PagedBatch
-from trtkv.executor.paged_kv_cache import PagedKvCache
+from trtkv.executor.paged_memory import PagedMemory
 
 
 class EngineInput(NamedTuple):
@@ -24,12 +24,12 @@ class EngineInput(NamedTuple):
 class ModelEngine:
     """Owns the model during execution and switches its attention to pages."""
 
-    def __init__(self, model: torch.nn.Module, cache: PagedKvCache) -> None:
+    def __init__(self, model: torch.nn.Module, memory: PagedMemory) -> None:
         register_paged_attention()
-        self._model = model.to(cache.device).eval()
+        self._model = model.to(memory.device).eval()
         set_attn_implementation: Any = self._model.set_attn_implementation  # unknown to torch.nn.Module
         set_attn_implementation(IMPLEMENTATION_NAME)
-        self._cache = cache
+        self._memory = memory
 
     @torch.inference_mode()
     def forward(self, inputs: Sequence[EngineInput]) -> torch.Tensor:
@@ -38,13 +38,13 @@ class ModelEngine:
         Returns the wanted logits [number of them, vocabulary], those of the first input first. Blocks for the tokens
         must be in place, and the offset table up to date.
         """
-        batch = PagedBatch(self._cache, [entry.slice for entry in inputs])
+        batch = PagedBatch(self._memory, [entry.slice for entry in inputs])
         tokens: list[int] = []
         wanted: list[range] = [range(0)] * len(inputs)
         for index in batch.order:
             tokens += inputs[index].tokens
             wanted[index] = range(len(tokens) - inputs[index].num_logits, len(tokens))
-        device = self._cache.device
+        device = self._memory.device
         output = self._model(
             input_ids=torch.tensor([tokens], device=device),
             position_ids=batch.positions[None].to(device),

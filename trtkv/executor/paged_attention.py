@@ -58,14 +58,14 @@ def paged_attention_forward(
     """
     if attention_mask is not None or dropout or s_aux is not None:
         raise InvalidInputError("paged attention takes no mask, dropout or attention sinks")
-    layer_idx, cache = int(module.layer_idx), paged_batch.cache
-    cache.write(layer_idx, paged_batch.find_new_tokens(layer_idx), key[0], value[0])
+    layer_idx, memory = int(module.layer_idx), paged_batch.memory
+    memory.write(layer_idx, paged_batch.find_new_tokens(layer_idx), key[0], value[0])
     outputs = []
     begin = 0
     for group, history in zip(paged_batch.groups, paged_batch.find_histories(layer_idx, sliding_window), strict=True):
         end = begin + len(group.slices) * group.num_tokens
         own = query[0, :, begin:end].unflatten(1, (-1, group.num_tokens)).transpose(0, 1)
-        keys, values = cache.read(layer_idx, history.index)[..., : history.num_keys, :]
+        keys, values = memory.read(layer_idx, history.index)[..., : history.num_keys, :]
         outputs.append(attend(own, keys, values, history, scaling, softcap).transpose(1, 2).flatten(0, 1))
         begin = end
     return torch.cat(outputs)[None], None

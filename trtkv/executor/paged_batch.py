@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from trtkv.executor.attention_group import AttentionGroup, SequenceSlice, VisibleHistory, group_slices
-from trtkv.executor.paged_kv_cache import PagedIndex, PagedKvCache
+from trtkv.executor.paged_memory import PagedIndex, PagedMemory
 
 
 class PagedBatch:
@@ -16,9 +16,9 @@ class PagedBatch:
     Indices are made at the first layer that needs them and serve all layers of the same pool and window.
     """
 
-    def __init__(self, cache: PagedKvCache, slices: Sequence[SequenceSlice]) -> None:
+    def __init__(self, memory: PagedMemory, slices: Sequence[SequenceSlice]) -> None:
         members = group_slices(slices)
-        self.cache = cache
+        self.memory = memory
         self.order = [index for group in members for index in group]
         """Indices into ``slices`` in the order of the batch."""
         self.groups = [AttentionGroup([slices[index] for index in group]) for group in members]
@@ -30,16 +30,16 @@ class PagedBatch:
 
     def find_new_tokens(self, layer_idx: int) -> PagedIndex:
         """Where a layer keeps the keys and values of this pass."""
-        pool_idx = self.cache.get_pool_idx(layer_idx)
+        pool_idx = self.memory.get_pool_idx(layer_idx)
         if pool_idx not in self._new_tokens:
-            self._new_tokens[pool_idx] = self.cache.index_tokens(pool_idx, self._rows[None], self.positions[None])
+            self._new_tokens[pool_idx] = self.memory.index_tokens(pool_idx, self._rows[None], self.positions[None])
         return self._new_tokens[pool_idx]
 
     def find_histories(self, layer_idx: int, window: int | None) -> list[VisibleHistory]:
         """What each group sees in a layer whose tokens see ``window`` positions (None: all)."""
-        pool_idx = self.cache.get_pool_idx(layer_idx)
+        pool_idx = self.memory.get_pool_idx(layer_idx)
         if (pool_idx, window) not in self._histories:
             self._histories[pool_idx, window] = [
-                group.find_history(self.cache, pool_idx, window) for group in self.groups
+                group.find_history(self.memory, pool_idx, window) for group in self.groups
             ]
         return self._histories[pool_idx, window]
