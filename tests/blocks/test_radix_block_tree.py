@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from trtkv.blocks.introsort import introsort
 from trtkv.blocks.kv_cache_block import ChannelBlock, KVCacheBlock
 from trtkv.blocks.radix_block_tree import HashMapOrderedNode, LookupNode, LookupNodePtr, UnifiedBlockTree
 from trtkv.keys.block_key import BlockKey
 from trtkv.keys.key_hash import hash_block_key
-from trtkv.keys.packed_key import PackedKey
+from trtkv.keys.packed_key import PackedKey, num_matching_tokens
 
 
 def key(*tokens: int) -> PackedKey:
@@ -103,6 +104,19 @@ def test_ties_below_the_root_are_counted_too() -> None:
     put(tree, 2, key(7), key(1, 3))
     list(tree.find_partial_matches(tree.lookup_nodes([key(7)])[0], key(1, 9)))
     assert tree.take_num_ties() == 1
+
+
+@pytest.mark.parametrize("hash_map_order", [False, True])
+def test_look_ups_with_more_than_16_candidates_are_counted(hash_map_order: bool) -> None:
+    tree = UnifiedBlockTree(hash_map_order)
+    for index in range(17):
+        put(tree, index, key(1, index, 5))
+        list(tree.find_partial_matches(tree.root, key(1, 99)))
+    put(tree, 17, key(2, 99))
+    assert tree.take_num_large_lookups() == 1
+    list(tree.find_partial_matches(tree.root, key(1, 3, 9)))
+    assert tree.take_num_large_lookups() == 1
+    assert tree.take_num_large_lookups() == 0
 
 
 # -- the order of the original's map ----------------------------------------------------------------
@@ -292,6 +306,24 @@ def test_order_is_that_of_the_library_itself(
         (port.insert if inserted else port.erase)(entry)
         orders.append([ids[present] for present in port.order()])
     assert orders == list_order("".join(lines))
+
+
+@pytest.mark.parametrize("num_children", [16, 17, 40, 200])
+def test_many_candidates_come_in_the_order_of_the_originals_sort(num_children: int) -> None:
+    """All that share a token are sorted together, so the short ones decide where equal long ones end up."""
+    tree = UnifiedBlockTree(hash_map_order=True)
+    rng = random.Random(num_children)
+    for index in range(num_children):
+        put(tree, index, key(1, rng.randrange(3), rng.randrange(3), 10 + index))
+    looked_up = key(1, 1, 1, 1)
+    in_map_order = list(tree.root.ordered_children())
+    lengths = [num_matching_tokens(looked_up, child.key) for child in in_map_order]
+    expected = [in_map_order[index] for index in introsort([-length for length in lengths])]
+    found = list(tree.find_partial_matches(tree.root, looked_up))
+    assert [child for _, child in found] == expected
+    assert [length for length, _ in found] == sorted(lengths, reverse=True)
+    is_stable = expected == sorted(in_map_order, key=lambda child: -num_matching_tokens(looked_up, child.key))
+    assert is_stable == (num_children <= 16)
 
 
 def test_plain_nodes_are_used_unless_the_order_is_asked_for() -> None:

@@ -12,7 +12,7 @@ from tests.stress.manager_tree import read_trees
 from tests.stress.random_program import RandomProgram
 from tests.users.serving import admit, compute, serve
 from trtkv.common import KeyForm
-from trtkv.errors import OutOfBlocksError, TrtkvError
+from trtkv.errors import InvalidInputError, OutOfBlocksError, TrtkvError
 from trtkv.events.kv_cache_events import KVCacheStoredData
 from trtkv.keys.block_key import BlockKey
 from trtkv.keys.key_builder import build_block_keys
@@ -192,6 +192,40 @@ def test_keys_follow_tokens_that_are_cut_or_exchanged() -> None:
     assert build_block_keys(request, 8, 12, False) == [BlockKey(tuple(range(8))).packed]
     request.pause(6)
     assert build_block_keys(request, 4, 6, True) == [before[0], BlockKey((4, 5)).packed]
+
+
+def test_extra_ids_of_dropped_tokens_are_in_no_key() -> None:
+    request = make_request(1, range(8), input_token_extra_ids=range(1, 9))
+    request.pause(4)
+    request.add_new_tokens([[4, 5, 6, 7]])
+    expected = [BlockKey((0, 1, 2, 3), (1, 2, 3, 4)).packed, BlockKey((4, 5, 6, 7), (0, 0, 0, 0)).packed]
+    assert build_block_keys(request, 4, 8, True) == expected
+
+
+@pytest.mark.parametrize(
+    ("position", "length"), [(-1, 4), (0, 0), (3, -1), (5, 2**31 - 5)], ids=["negative", "empty", "backwards", "long"]
+)
+def test_image_without_a_place_is_refused_and_in_no_key(position: int, length: int) -> None:
+    """The other image has a place, but loses its keys as well."""
+    images = MultimodalInput([[1] * 8, [2] * 8], [0, position], [2, length])
+    request = make_request(1, 9, multimodal_input=images)
+    assert build_block_keys(request, 4, 8, True) == build_block_keys(make_request(2, 9), 4, 8, True)
+    with pytest.raises(InvalidInputError, match=f"item 1 has position {position} and length {length}"):
+        admit(make_kv_cache_manager(16), request)
+    at_its_end = make_request(3, 9, multimodal_input=images._replace(positions=[0, 4], lengths=[2, 2**31 - 5]))
+    admit(make_kv_cache_manager(16), at_its_end)
+    assert build_block_keys(at_its_end, 4, 8, True)[1] != build_block_keys(request, 4, 8, True)[1]
+
+
+def test_run_that_is_too_long_makes_positions_and_lengths_count() -> None:
+    images = MultimodalInput([[1] * 8], [4], [4], None, [0, 1], [0], [4])
+    runs, places = (
+        build_block_keys(make_request(1, 9, multimodal_input=entry), 4, 8, True)
+        for entry in (images, images._replace(run_positions=[1], run_lengths=[2**31 - 1]))
+    )
+    plain = build_block_keys(make_request(1, 9), 4, 8, True)
+    assert [key != other for key, other in zip(runs, plain, strict=True)] == [True, False]
+    assert [key != other for key, other in zip(places, plain, strict=True)] == [False, True]
 
 
 def test_a_manager_never_changes_the_keys_of_a_request_it_refuses() -> None:

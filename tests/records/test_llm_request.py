@@ -250,6 +250,14 @@ def test_paused_request_is_cut_to_the_longest_input() -> None:
     assert (request.prompt_len, request.max_new_tokens, list(request.get_tokens())) == (8, 8, [1, 2, 3, 4, 5, 6, 7, 8])
 
 
+def test_pause_cuts_extra_ids_with_the_tokens() -> None:
+    request = make_request(1, 6, input_token_extra_ids=range(1, 7))
+    request.pause(100)
+    assert list(request.input_token_extra_ids or ()) == [1, 2, 3, 4, 5, 6]
+    request.pause(4)
+    assert list(request.input_token_extra_ids or ()) == [1, 2, 3, 4]
+
+
 def test_beams_lose_what_they_generated_in_a_pause() -> None:
     request = make_request(1, 6, max_new_tokens=10, beam_width=2)
     request.add_new_tokens([[7], [8]])

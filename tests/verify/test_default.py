@@ -18,13 +18,17 @@ from trtkv.verify.departure_rules import RULES, TOTALS_DECISION
 from trtkv.verify.runner import find_programs
 
 DECISIONS = Path(__file__).parents[2] / "docs" / "decisions"
-PROGRAMS_OF_A_GROUP = 3
+PROGRAMS_OF_A_GROUP = {"golden": 3, "golden_fresh": 1}
 
 
 def sample(shared_dir: Path) -> list[Path]:
     """The same few programs of each group, every time."""
-    groups = sorted(path for path in (shared_dir / "golden").iterdir() if path.is_dir())
-    return [program for group in groups for program in find_programs([group])[:PROGRAMS_OF_A_GROUP]]
+    return [
+        program
+        for folder, count in PROGRAMS_OF_A_GROUP.items()
+        for group in sorted(path for path in (shared_dir / folder).iterdir() if path.is_dir())
+        for program in find_programs([group])[:count]
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +51,8 @@ def test_most_of_the_sample_is_compared(results: list[DefaultResult]) -> None:
 
 @pytest.mark.slow
 def test_a_decision_explains_each_departure_of_all_programs(shared_dir: Path) -> None:
-    report = DefaultReport([verify_default(path) for path in find_programs([shared_dir / "golden"])])
+    programs = find_programs([shared_dir / folder for folder in PROGRAMS_OF_A_GROUP])
+    report = DefaultReport([verify_default(path) for path in programs])
     assert report.is_explained, report.notes()
     found = {departure.decision for result in report.results for departure in result.departures}
     assert found == {rule.decision for rule in RULES} | {TOTALS_DECISION}

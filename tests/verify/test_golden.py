@@ -37,15 +37,46 @@ GROUPS = (
     "g25_rewind",
     "g26_growth",
 )
+FRESH_GROUPS = (
+    "r27_rules",
+    "x01_big",
+    "x02_windows",
+    "x03_batches",
+    "x04_beams",
+    "x05_extremes",
+    "x06_mm",
+    "x07_chunks",
+    "x08_pins",
+    "x09_connector",
+    "x10_linear",
+    "x11_tight",
+    "x12_cross",
+    "x13_long",
+    "x14_vgqa",
+    "x15_trunc",
+    "x16_fan",
+    "x17_fanw",
+    "x18_internal",
+    "x19_sched",
+    "x20_beamgen",
+    "x21_inputs",
+    "y22_wide",
+    "y22_windows",
+    "y23_wide",
+    "y24_wide",
+)
+"""Recorded later, with other ranges."""
+FOLDERS = {"golden": GROUPS, "golden_fresh": FRESH_GROUPS}
 
 
 def test_no_recorded_group_is_left_out(shared_dir: Path) -> None:
-    folders = sorted(path.name for path in (shared_dir / "golden").iterdir() if path.is_dir())
-    assert folders == sorted(GROUPS)
+    for folder, groups in FOLDERS.items():
+        found = sorted(path.name for path in (shared_dir / folder).iterdir() if path.is_dir())
+        assert found == sorted(groups)
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_group_is_reproduced(shared_dir: Path, group: str) -> None:
-    results = list(verify_programs(find_programs([shared_dir / "golden" / group])))
+@pytest.mark.parametrize(("folder", "group"), [(folder, group) for folder in FOLDERS for group in FOLDERS[folder]])
+def test_group_is_reproduced(shared_dir: Path, folder: str, group: str) -> None:
+    results = list(verify_programs(find_programs([shared_dir / folder / group])))
     assert results
     assert all(result.is_equal for result in results), VerificationReport(results).notes()

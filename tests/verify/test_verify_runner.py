@@ -13,7 +13,9 @@ from tests.shown import shown
 from tests.verify.rows import BUBBLE, HEADER, write_lines
 from trtkv.errors import InvalidInputError, TraceFormatError
 from trtkv.tables.json_text import json_text
+from trtkv.verify.default_run import verify_default
 from trtkv.verify.op_machine import OpMachine, UnsupportedOpError
+from trtkv.verify.recorder import TraceRecorder
 from trtkv.verify.report import VerificationReport
 from trtkv.verify.runner import find_programs, verify_program, verify_programs
 
@@ -25,6 +27,13 @@ NEW_REQUEST: dict[str, Any] = {
     "ret": None,
     "obs": {"req": [{"id": 1, "n": 2, "prepop": 0, "est": 0, "pos": 0, "chunk": 2, "stats": [0, 0, 0, 0]}]},
 }
+FAN: dict[str, Any] = {
+    "tokens_per_block": 4,
+    "num_kv_heads_per_layer": [1],
+    "blocks_per_window": [[32, 64, 0]],
+    "max_attention_window_vec": [32],
+    "max_sequence_length": 32,
+}
 BAD_RANGE = {"retention": {"ranges": [[2, 2, 50, None]]}, "tokens_per_block": 2, "seq_len": 4}
 GOOD_RANGE = {"retention": {"ranges": [[0, 2, 50, None]]}, "tokens_per_block": 2, "seq_len": 4}
 
@@ -34,6 +43,38 @@ def test_shipped_program_is_reproduced(path: Path) -> None:
     result = verify_program(path)
     assert result.is_equal, VerificationReport([result]).notes()
     assert result.num_ops > 10
+
+
+@pytest.mark.parametrize("path", sorted((DATA / "rules").glob("*.jsonl")), ids=lambda path: path.stem)
+def test_rule_is_reproduced_and_its_departure_explained(path: Path) -> None:
+    result = verify_program(path)
+    assert result.is_equal, VerificationReport([result]).notes()
+    assert result.num_ops > 1
+    default = verify_default(path)
+    assert default.is_explained, default.departures
+
+
+def test_rules_are_all_there() -> None:
+    assert len(list((DATA / "rules").glob("*.jsonl"))) == 14
+
+
+def test_large_lookups_are_compared_where_they_are_recorded(tmp_path: Path) -> None:
+    """17 prompts begin alike; the recorder of a program may have left the number of such look-ups out."""
+    with (tmp_path / "p.jsonl").open("w", encoding="ascii") as stream:
+        recorder = TraceRecorder(stream, "g", FAN)
+        for request_id in range(18):
+            recorder.execute("new_request", {"id": request_id, "tokens": [1, request_id, 2, 3, 4]})
+            recorder.execute("add_sequence_batch", {"requests": [[request_id, 5, 1]]})
+            recorder.execute("set_context_current_position", {"id": request_id, "position": 5})
+            recorder.execute("store_context_blocks", {"id": request_id})
+    lines = (tmp_path / "p.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    (large,) = [index for index, row in enumerate(rows) if "ties_big" in row.get("obs", {})]
+    assert rows[large]["obs"]["ties_big"] == 1
+    del rows[large]["obs"]["ties_big"]
+    assert verify_program(write_lines(tmp_path / "p.jsonl", *rows)).is_equal
+    rows[large]["obs"]["ties_big"] = 2
+    assert verify_program(write_lines(tmp_path / "p.jsonl", *rows)).num_mismatches == 1
 
 
 def test_shipped_programs_are_all_there() -> None:

@@ -16,7 +16,7 @@ from tests.builders import (
     serve,
 )
 from trtkv.blocks.kv_cache_block import KVCacheBlock
-from trtkv.errors import InvalidInputError, UnknownIdError
+from trtkv.errors import InvalidInputError, LogicError, UnknownIdError
 from trtkv.inspection.invariants import check_invariants
 from trtkv.keys.block_key import BlockKey
 from trtkv.manager.kv_cache_manager import KVCacheManager
@@ -242,6 +242,47 @@ def test_sequence_leaves_a_simulation_once_even_if_others_share_all_its_blocks()
     manager.start_scheduling()
     manager.scheduling_remove_sequence(1)
     del request
+
+
+def test_block_that_changes_hands_in_a_simulation_is_free_once() -> None:
+    """The holder is removed in the simulation and then really; the next one gets the same block."""
+    manager = make_kv_cache_manager(1)
+    add(manager, make_request(1, 2))
+    manager.start_scheduling()
+    manager.scheduling_remove_sequence(1)
+    manager.remove_sequence(1)
+    add(manager, make_request(2, 2))
+    manager.scheduling_remove_sequence(2)
+    assert manager.scheduling_num_free_blocks(64) == 1
+
+
+def test_simulation_knows_sequences_and_pins_that_came_after_its_start() -> None:
+    manager = make_kv_cache_manager(8)
+    manager.scheduling_remove_sequence(add(manager, make_request(1, 4)).request_id)
+    manager.start_scheduling()
+    add(manager, make_request(2, 4))
+    manager.pin_blocks(1)
+    manager.scheduling_remove_sequence(1)
+    assert manager.scheduling_num_free_blocks(64) == 7
+    manager.scheduling_remove_sequence(2)
+    assert manager.scheduling_num_free_blocks(64) == 8
+
+
+def test_recorded_simulation_has_the_references_of_its_start() -> None:
+    manager = make_kv_cache_manager(8, compatibility=True)
+    add(manager, make_request(1, 4))
+    with pytest.raises(LogicError, match="block 0 has no simulated reference"):
+        manager.scheduling_remove_sequence(1)
+    manager.start_scheduling()
+    manager.pin_blocks(1)
+    manager.scheduling_remove_sequence(1)
+    assert manager.scheduling_num_free_blocks(64) == 8
+    manager.unpin_blocks_by_id([0])
+    manager.remove_sequence(1)
+    manager.start_scheduling()
+    add(manager, make_request(2, 4))
+    with pytest.raises(LogicError, match="has no simulated reference"):
+        manager.scheduling_remove_sequence(2)
 
 
 def test_unknown_sequence_and_window_are_errors_in_a_simulation() -> None:

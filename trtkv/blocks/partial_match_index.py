@@ -28,6 +28,8 @@ class EqualMatches(NamedTuple):
     size: int
     children: Iterator[Any]
     """Newest first, unless the node says otherwise."""
+    num_candidates: int = 1
+    """Children that share any leading tokens with the key."""
 
 
 class _Group:
@@ -96,26 +98,27 @@ class PartialMatchIndex:
     def find(self, key: Any) -> Iterator[EqualMatches]:
         """Children that share leading tokens with a key, most tokens first."""
         group = self._families.get(self._functions.family(key))
+        num_candidates = 0 if group is None else len(group.members)
         passed: list[tuple[_Group, _Group]] = []
         while group is not None:
             if group.parts is None:
-                yield from self._compare(key, group)
+                yield from self._compare(key, group, num_candidates)
                 break
             num_shared = self._functions.num_matching_tokens(key, next(iter(group.members)))
             following = self._functions.part_at(key, group.depth) if num_shared >= group.depth else None
             part = group.parts.get(following) if following else None  # a key that ends here matches all alike
             if part is None:
                 num_shared = min(num_shared, group.depth)
-                yield EqualMatches(num_shared, len(group.members), reversed(group.members.values()))
+                yield EqualMatches(num_shared, len(group.members), reversed(group.members.values()), num_candidates)
                 break
             passed.append((group, part))
             group = part
         for above, part in reversed(passed):
             size = len(above.members) - len(part.members)
             if size:
-                yield EqualMatches(above.depth, size, _others(above, part))
+                yield EqualMatches(above.depth, size, _others(above, part), num_candidates)
 
-    def _compare(self, key: Any, group: _Group) -> Iterator[EqualMatches]:
+    def _compare(self, key: Any, group: _Group, num_candidates: int) -> Iterator[EqualMatches]:
         by_length: dict[int, list[Any]] = {}
         for other in reversed(group.members):
             num_shared = self._functions.num_matching_tokens(key, other)
@@ -123,7 +126,7 @@ class PartialMatchIndex:
                 by_length.setdefault(num_shared, []).append(group.members[other])
         for num_shared in sorted(by_length, reverse=True):
             children = by_length[num_shared]
-            yield EqualMatches(num_shared, len(children), iter(children))
+            yield EqualMatches(num_shared, len(children), iter(children), num_candidates)
 
     def _groups_of(self, key: Any) -> Iterator[_Group]:
         """The groups that a child is in, largest first; may be taken apart while they are passed."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias, cast
 
 from trtkv.blocks.hash_map_order import HashMapOrder
+from trtkv.blocks.introsort import MOST_SORTED_STABLY, introsort
 from trtkv.blocks.partial_match_index import EqualMatches, KeyFunctions
 from trtkv.blocks.templated_trie import ChildMap, Node, Trie, ValuedNode
 from trtkv.common import KeyForm
@@ -38,13 +40,15 @@ class UnifiedBlockTree(Trie[PackedKey, "KVCacheBlock"]):
 
     With ``hash_map_order`` equal partial matches are taken in the reference's iteration order (see HashMapOrder);
     otherwise most recently inserted first. ``num_ties`` counts partial look-ups whose two longest candidates
-    matched equally. ``key_form`` is that of the keys of full blocks.
+    matched equally, ``num_large_lookups`` those with more candidates than the reference sorts stably. ``key_form`` is
+    that of the keys of full blocks.
     """
 
     def __init__(self, hash_map_order: bool = False, key_form: KeyForm = KeyForm.TOKENS) -> None:
         super().__init__(HashMapOrderedNode if hash_map_order else LookupNode, EMPTY_KEY)
         self.key_form = key_form
         self.num_ties = 0
+        self.num_large_lookups = 0
 
     @property
     def hash_map_order(self) -> bool:
@@ -59,8 +63,10 @@ class UnifiedBlockTree(Trie[PackedKey, "KVCacheBlock"]):
         """Children of a node that share leading tokens with a key, as (shared tokens, child), longest first."""
         is_first = True
         for matches in node.find_partial_matches(key):
-            self.num_ties += is_first and matches.size > 1
-            is_first = False
+            if is_first:
+                self.num_ties += matches.size > 1
+                self.num_large_lookups += matches.num_candidates > MOST_SORTED_STABLY
+                is_first = False
             for child in matches.children:
                 yield matches.num_tokens, child
 
@@ -91,6 +97,11 @@ class UnifiedBlockTree(Trie[PackedKey, "KVCacheBlock"]):
         """``num_ties`` since the last call; sets it to 0."""
         ties, self.num_ties = self.num_ties, 0
         return ties
+
+    def take_num_large_lookups(self) -> int:
+        """``num_large_lookups`` since the last call; sets it to 0."""
+        lookups, self.num_large_lookups = self.num_large_lookups, 0
+        return lookups
 
 
 class HashMapOrderedNode(LookupNode):
@@ -124,10 +135,28 @@ class HashMapOrderedNode(LookupNode):
         return [self.children[key] for key in cast(HashMapOrder, self.order).ordered_keys()]
 
     def find_partial_matches(self, key: PackedKey) -> Iterator[EqualMatches]:
-        """As in Node, equal lengths in hash-map order."""
+        """As in Node, equal lengths in hash-map order, as far as the reference's sort keeps that order."""
         for matches in super().find_partial_matches(key):
-            if matches.size > 1:
-                place_of = cast(HashMapOrder, self.order).place_of
-                children = sorted(matches.children, key=lambda child: place_of(child.key))
-                matches = matches._replace(children=iter(children))
-            yield matches
+            if matches.size == 1:
+                yield matches
+            elif matches.num_candidates <= MOST_SORTED_STABLY:
+                yield matches._replace(children=iter(self._in_map_order(matches.children)))
+            else:
+                yield from self._find_by_introsort(key, matches.num_tokens)
+                return
+
+    def _in_map_order(self, children: Iterable[LookupNodePtr]) -> list[LookupNodePtr]:
+        place_of = cast(HashMapOrder, self.order).place_of
+        return sorted(children, key=lambda child: place_of(child.key))
+
+    def _find_by_introsort(self, key: PackedKey, most_tokens: int) -> Iterator[EqualMatches]:
+        """All candidates sorted as the reference sorts them; those that share at most so many tokens."""
+        lengths: dict[LookupNodePtr, int] = {}
+        for matches in super().find_partial_matches(key):
+            lengths.update(dict.fromkeys(matches.children, matches.num_tokens))
+        candidates = self._in_map_order(lengths)
+        order = introsort([-lengths[child] for child in candidates])
+        for num_tokens, group in groupby((candidates[index] for index in order), lengths.__getitem__):
+            if num_tokens <= most_tokens:
+                children = list(group)
+                yield EqualMatches(num_tokens, len(children), iter(children), len(candidates))

@@ -228,8 +228,13 @@ class WindowEvictionPolicy:
                 self._levels[queue.level].discard(block)
             self._set_priority(block, DEFAULT_RETENTION_PRIORITY)
             if queue is not None:
-                self.get_level_of(block).put(block, to_front=False)
+                level = self.get_level_of(block)
+                level.put(block, to_front=False)
+                self._note_requeued(self._levels[queue.level], level)
         return expired
+
+    def _note_requeued(self, old_level: LevelQueues, new_level: LevelQueues) -> None:
+        """A free block went from a queue of one level to one of another, or of the same; both are counted."""
 
     # -- what policies are told about the tree, if they follow it -------------------------------------
 
@@ -302,9 +307,11 @@ class WindowEvictionPolicy:
         return self._durations.expiring()
 
     def verify_queue_integrity(self) -> bool:
-        """Whether every queued block is unreferenced and stands in a queue of its level."""
+        """Whether every free block is unreferenced and counts to its level."""
+        free = [(queue.level, block) for queue, block in self.queued_blocks()]
+        free += [(level.level, block) for level in self._levels for block in level.fresh.remaining_blocks()]
         return all(queue.policy.is_intact() for queue in self.queues()) and all(
-            not block.ref_count and get_cache_level(block) == queue.level for queue, block in self.queued_blocks()
+            not block.ref_count and get_cache_level(block) == level for level, block in free
         )
 
 

@@ -39,6 +39,10 @@ class FreshBlocks:
         """The ids left, in the order in which they are taken."""
         return self.ids[self._num_taken :]
 
+    def remaining_blocks(self) -> list[KVCacheBlock]:
+        """The blocks left whose objects are made."""
+        return self.blocks[self._num_taken :]
+
     def get_block(self, index: int) -> KVCacheBlock:
         """The block of the index-th id, taken or not; making its object changes nothing else."""
         self._make_up_to(index + 1)

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Final, cast
 
+from trtkv.common import MAX_INT32
 from trtkv.errors import InvalidInputError, check
 from trtkv.keys.packed_key import MmKey
 from trtkv.records.llm_request import MultimodalInput
@@ -16,17 +17,20 @@ _MASK32: Final = (1 << 32) - 1
 def generate_block_hash_extra_keys(mm: MultimodalInput, start_token_idx: int, end_token_idx: int) -> list[MmKey]:
     """Multimodal keys of the block [start, end). C++: generateBlockHashExtraKeys.
 
-    Complete and well-formed run data decide; otherwise positions and lengths do, if there are as many as items.
+    Complete and well-formed run data decide; otherwise positions and lengths do, if there are as many as items. One
+    item without a proper place leaves the request without any such key; ``check_multimodal_input`` refuses it.
     """
     if _has_valid_runs(mm):
         return _run_keys(mm, start_token_idx, end_token_idx)
     positions, lengths = mm.positions, mm.lengths
     if not positions or not lengths or not len(mm.hashes) == len(positions) == len(lengths):
         return []
+    if not _are_valid_runs(positions, lengths):
+        return []
     return [
         MmKey(_hash_bytes(mm.hashes[item]), max(0, start_token_idx - position), _uuid(mm, item))
         for item, (position, length) in enumerate(zip(positions, lengths, strict=True))
-        if length > 0 and end_token_idx > position and start_token_idx < position + length
+        if end_token_idx > position and start_token_idx < position + length
     ]
 
 
@@ -48,6 +52,12 @@ def check_multimodal_input(mm: MultimodalInput) -> None:
                 f"{len(mm.hashes)} multimodal items have {counts[0]} positions and {counts[1]} lengths; "
                 "give one of each per item"
             )
+        for item, (position, length) in enumerate(zip(mm.positions or (), mm.lengths or (), strict=True)):
+            if not _are_valid_runs((position,), (length,)):
+                raise InvalidInputError(
+                    f"multimodal item {item} has position {position} and length {length}; give a position from 0, a "
+                    f"length from 1 and an end of at most {MAX_INT32}"
+                )
 
 
 def _has_valid_runs(mm: MultimodalInput) -> bool:
@@ -59,8 +69,15 @@ def _has_valid_runs(mm: MultimodalInput) -> bool:
         and offsets[0] == 0
         and offsets[-1] == len(positions) == len(lengths)
         and all(begin <= end for begin, end in itertools.pairwise(offsets))
-        and all(position >= 0 for position in positions)
-        and all(length > 0 for length in lengths)
+        and _are_valid_runs(positions, lengths)
+    )
+
+
+def _are_valid_runs(positions: Sequence[int], lengths: Sequence[int]) -> bool:
+    """Whether each run begins at a token, has tokens, and ends at a number of 32 bits."""
+    return all(
+        position >= 0 and length > 0 and position + length <= MAX_INT32
+        for position, length in zip(positions, lengths, strict=True)
     )
 
 

@@ -265,7 +265,7 @@ class BlockBudget:
     def get_max_capacity_batch_size(self, input_length: int, output_length: int) -> int:
         """Sequences of these lengths that fit at once: the minimum over windows. C++: getMaxCapacityBatchSize."""
         return min(
-            metadata.allotted_primary_blocks // self._max_blocks_of(window_size, input_length, output_length)
+            trunc_div(metadata.allotted_primary_blocks, self._max_blocks_of(window_size, input_length, output_length))
             for window_size, metadata in self._block_manager.window_sizes_metadata.items()
         )
 

@@ -136,7 +136,7 @@ class SequenceAdmission:
 
     def _finish(self, request: LlmRequest, stats: Sequence[BatchSeqStats], length: int) -> None:
         if self._writes_prepopulated:
-            request.set_prepopulated_prompt_len(length, self._tokens_per_block)
+            self._write_prepopulated(request, length)
         if self._enable_block_reuse:
             request.set_estimated_reusable_tokens(0)
         request.update_block_counters(
@@ -145,6 +145,9 @@ class SequenceAdmission:
             sum(entry.reused_delta for entry in stats),
             sum(entry.missed_delta for entry in stats),
         )
+
+    def _write_prepopulated(self, request: LlmRequest, length: int) -> None:
+        request.set_prepopulated_prompt_len(length, self._tokens_per_block)
 
     # -- planning -------------------------------------------------------------------------------------
 

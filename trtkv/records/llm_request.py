@@ -290,6 +290,11 @@ class LlmRequest:
         return self._prompt_len - self._context_current_position
 
     @property
+    def has_context_chunk(self) -> bool:
+        """Whether the stage is one in which there is a chunk."""
+        return self._state in _CHUNK_STATES
+
+    @property
     def context_chunk_size(self) -> int:
         """Tokens of the next chunk; readable only while a context or generation-init stage lasts."""
         if self._state not in _CHUNK_STATES:
@@ -398,7 +403,10 @@ class LlmRequest:
         self._num_draft_tokens -= num_tokens_to_discard
 
     def pause(self, max_input_len: int) -> None:
-        """Go back to the start of the context stage, keeping generated tokens as prompt (one beam only)."""
+        """Go back to the start of the context stage, keeping generated tokens as prompt (one beam only).
+
+        Tokens behind the new prompt are dropped with their extra ids; tokens added later have extra id 0.
+        """
         check_count("max_input_len", max_input_len)
         self._block_key_cache = None
         if len(self._tokens) == 1:
@@ -407,6 +415,8 @@ class LlmRequest:
             self._prompt_len = new_prompt_len
         for tokens in self._tokens:
             del tokens[self._prompt_len :]
+        if self.input_token_extra_ids is not None:
+            self.input_token_extra_ids = self.input_token_extra_ids[: self._prompt_len]
         has_encoder = self.encoder_tokens is not None
         self._state = LlmRequestState.ENCODER_INIT if has_encoder else LlmRequestState.CONTEXT_INIT
         self._context_current_position = 0

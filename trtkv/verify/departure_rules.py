@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from trtkv.common import RECURRENT_STATES, CacheType, WindowSize
+from trtkv.errors import InvalidInputError
+from trtkv.keys.multimodal_keys import check_multimodal_input
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.records.llm_request import LlmRequest
 from trtkv.verify.compare import Difference
@@ -77,6 +79,10 @@ def _is_recurrent(step: Step) -> bool:
     return step.window_size == RECURRENT_STATES
 
 
+def _has_recurrent_window(step: Step) -> bool:
+    return RECURRENT_STATES in step.manager.window_sizes_metadata
+
+
 def _fails(step: Step) -> bool:
     return step.recorded.has_failed
 
@@ -112,6 +118,12 @@ def _ends_a_block(step: Step) -> bool:
     return request is not None and request.prompt_len % step.manager.tokens_per_block == 0
 
 
+def _ends_inside_a_block(step: Step) -> bool:
+    """What is stored of a prompt, all of it but the last token, ends inside a block."""
+    request = step.request
+    return request is not None and (request.prompt_len - 1) % step.manager.tokens_per_block > 0
+
+
 def _adds_part_of_a_state_block(step: Step) -> bool:
     """A node of less than a block was stored for the recurrent window only."""
     node = step.difference.expected
@@ -120,7 +132,8 @@ def _adds_part_of_a_state_block(step: Step) -> bool:
 
 
 def _has_tie(step: Step) -> bool:
-    return bool((step.recorded.obs or {}).get("ties"))
+    """A partial look-up had equal candidates; those of a query are not observed yet."""
+    return bool((step.recorded.obs or {}).get("ties")) or step.state.num_ties > 0
 
 
 def _copies_more(step: Step) -> bool:
@@ -149,14 +162,25 @@ def _has_too_many_beams(step: Step) -> bool:
 
 
 def _has_odd_images(step: Step) -> bool:
-    """A request of the batch has positions, lengths and hashes of images in different numbers."""
+    """A request of the batch has images without a proper place."""
     for entry in step.recorded.args["requests"]:
         images = step.state.requests[entry[0]].multimodal_input
         if images is not None:
-            sizes = {len(values) for values in (images.hashes, images.positions, images.lengths) if values is not None}
-            if len(sizes) > 1:
+            try:
+                check_multimodal_input(images)
+            except InvalidInputError:
                 return True
     return False
+
+
+def _has_no_tokens(step: Step) -> bool:
+    return any(entry[1] < 1 for entry in step.recorded.args["requests"])
+
+
+def _has_no_events(step: Step) -> bool:
+    return all(
+        manager.context.event_manager is None for manager in step.manager.block_manager.window_block_managers.values()
+    )
 
 
 def _has_reserve(step: Step) -> bool:
@@ -215,6 +239,7 @@ def _shape_of(event: Mapping[str, Any]) -> tuple[Any, ...]:
 _STORING: Final = ("store_context_blocks", "store_new_block", "store_blocks_for_reuse", "remove_sequence")
 _BUDGETS: Final = ("get_needed_blocks_one_step", "get_remaining_blocks_to_completion")
 _ADD: Final = ("add_sequence_batch",)
+_FIND: Final = ("find_blocks_in_reuse_tree_by_block_key", "find_blocks_in_reuse_tree_by_block_keys")
 _HASH: Final = r"ret\.-?\d+\.blocks\[\d+\]\[7\]"
 
 RULES: Final = (
@@ -225,14 +250,17 @@ RULES: Final = (
     Rule("0109", _STORING, r"inside.*", lambda step: _is_recurrent(step) and _ends_a_block(step)),
     Rule("0109", _STORING, r"inside\.\w+\.tree.*", _adds_part_of_a_state_block),
     Rule("0109", _STORING, r"inside.*", lambda step: _is_recurrent(step) and step.difference.expected is None),
+    Rule("0109", _STORING, r"inside.*", lambda step: _is_recurrent(step) and _ends_inside_a_block(step)),
     # admission
     Rule("0102", _ADD, r"error", lambda step: not _fails(step) and _has_too_many_beams(step)),
-    Rule("0102", _ADD, r"error", lambda step: not _fails(step) and _has_odd_images(step)),
+    Rule("0102", _ADD, r"error", lambda step: not _fails(step) and _has_no_tokens(step)),
+    Rule("0132", _ADD, r"error", lambda step: not _fails(step) and _has_odd_images(step)),
     Rule("0102", _ADD, r"obs.*", _fails_on_both),
     Rule("0107", _ADD, r"error", lambda step: _fails(step) and _is_cross(step)),
+    Rule("0107", _ADD, r"obs\.req\[\d+\]\.(prepop|pos|chunk)", _is_cross),
     Rule("0103", _ADD, r"(obs|inside).*", _has_tie),
     Rule("0102", _ADD, r"(obs|inside).*", _copies_more),
-    Rule("0109", _ADD, r"(obs|inside).*", lambda step: RECURRENT_STATES in step.manager.window_sizes_metadata),
+    Rule("0109", _ADD, r"(obs|inside).*", _has_recurrent_window),
     # growing and shrinking
     Rule("0102", ("add_token",), r"obs.*", _fails_on_both),
     Rule("0109", ("add_token",), r"obs\.free.*|inside.*", _is_recurrent),
@@ -247,20 +275,24 @@ RULES: Final = (
     # answers
     Rule("0104", ("debug_state",), _HASH),
     Rule("0103", ("debug_state",), r"ret\.tree.*"),
+    Rule("0103", _FIND, r"ret.*", _has_tie),
     Rule("0104", ("commit_and_get_block_hashes",), r"ret.*"),
     Rule("0104", ("get_latest_events",), r"ret\[\d+\]\.(hash|hashes\[\d+\]|parent)", _has_same_events),
     Rule("0112", ("get_latest_events",), r"ret.*"),
+    Rule("0114", ("get_latest_events",), r"error", lambda step: not _fails(step) and _has_no_events(step)),
     Rule("0121", ("analyze_prefix_reuse",), r"ret\.first_new\.salt", _is_cross),
     Rule("0107", ("analyze_prefix_reuse",), r"ret.*", _is_cross),
     Rule("0118", ("copy_block_offsets",), r"ret\.offsets.*", lambda step: step.difference.got == -1),
     # budgets and schedulers
     Rule("0110", _BUDGETS, r"ret|obs.*", lambda step: step.recorded.args["window"] == RECURRENT_STATES),
+    Rule("0110", ("get_max_capacity_batch_size",), r"ret", _has_recurrent_window),
     Rule("0107", _BUDGETS, r"ret|obs.*", _is_cross),
     Rule("0205", _BUDGETS, r"ret|obs.*|inside\.requests.*", _is_budget_of_window),
     Rule("0117", ("calculate_window_size_to_share",), r"error", _fails),
     Rule("0205", ("capacity_schedule",), r"(ret|obs|inside).*", _is_budget_of_schedule),
     Rule("0201", ("capacity_schedule",), r"(ret|obs|inside).*", _pauses_others),
     Rule("0201", ("scheduling_has_free_blocks",), r"ret", _pauses_others),
+    Rule("0130", ("scheduling_remove_sequence", "scheduling_has_free_blocks"), r"error|ret.*"),
     Rule("0202", ("capacity_schedule",), r"(ret|obs|inside).*", _reserves_to_completion),
     Rule("0201", ("capacity_schedule",), r"error", lambda step: _fails(step) and step.manager.is_variable_window),
     Rule("0204", ("micro_batch_schedule", "create_micro_batch_scheduler"), r"(error|ret|obs|inside).*"),

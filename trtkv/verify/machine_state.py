@@ -29,6 +29,7 @@ class MachineState:
 
     __slots__ = (
         "_copy_engine",
+        "_num_large_lookups",
         "_num_ties",
         "capacity_scheduler",
         "clock",
@@ -60,6 +61,7 @@ class MachineState:
         self.peft_cache: PageTable | None = None
         self._copy_engine: RecordingCopyEngine | None = None
         self._num_ties = 0
+        self._num_large_lookups = 0
 
     @property
     def selected_manager(self) -> KVCacheManager | None:
@@ -95,11 +97,18 @@ class MachineState:
         for manager in (self.self_manager, self.cross_manager):
             if manager is not None:
                 self._num_ties += manager.block_manager.lookup_tree.take_num_ties()
+                self._num_large_lookups += manager.block_manager.lookup_tree.take_num_large_lookups()
 
-    def take_ties(self) -> int:
-        """Ties since the last call."""
-        num_ties, self._num_ties = self._num_ties, 0
-        return num_ties
+    @property
+    def num_ties(self) -> int:
+        """Ties since the last observation."""
+        return self._num_ties
+
+    def take_ties(self) -> tuple[int, int]:
+        """Ties since the last call, and partial look-ups with many candidates."""
+        counts = self._num_ties, self._num_large_lookups
+        self._num_ties = self._num_large_lookups = 0
+        return counts
 
     def take_copies(self) -> list[BlockCopy]:
         """Transfers since the last call, in order of issue."""

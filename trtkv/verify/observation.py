@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from trtkv.transfers.copy_engine import BlockCopy
     from trtkv.window_block_manager import WindowBlockManager
 
+LARGE_LOOKUPS: Final = "ties_big"
+"""Partial look-ups since the last observation with more candidates than the original sorts stably."""
+
 _STATES_WITH_CHUNK: Final = frozenset(
     {
         LlmRequestState.CONTEXT_INIT,
@@ -48,9 +51,11 @@ def observe(
     copies = state.take_copies()
     if copies:
         result["xfer"] = [_observe_copy(copy) for copy in copies]
-    num_ties = state.take_ties()
+    num_ties, num_large_lookups = state.take_ties()
     if num_ties:
         result["ties"] = num_ties
+    if num_large_lookups:
+        result[LARGE_LOOKUPS] = num_large_lookups
     return result
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from trtkv.keys.recorded_name import RecordedName
+from trtkv.manager.recorded.sequence_admission import write_prepopulated_as_recorded
 from trtkv.records.llm_request import LlmRequestState, MultimodalInput
 from trtkv.verify.json_kinds import BOOL, INT, INTS, STR, Args, Kind, list_of, nullable, uint64
 from trtkv.verify.machine_state import MachineState
@@ -87,8 +88,11 @@ def move_to_next_context_chunk(state: MachineState, args: Args) -> None:
 
 def set_prepopulated_prompt_len(state: MachineState, args: Args) -> None:
     """Record a cache match by hand."""
-    tokens_per_block = state.manager.tokens_per_block
-    state.get_request(args["id"]).set_prepopulated_prompt_len(args["length"], tokens_per_block)
+    manager, request = state.manager, state.get_request(args["id"])
+    if manager.compatibility:
+        write_prepopulated_as_recorded(request, args["length"], manager.tokens_per_block)
+    else:
+        request.set_prepopulated_prompt_len(args["length"], manager.tokens_per_block)
 
 
 def set_state(state: MachineState, args: Args) -> None:

@@ -143,9 +143,13 @@ class BlockClaimer(WindowPart):
 
     def remove_from_tree(self, block: KVCacheBlock, reason: RemovalReason = RemovalReason.EVICTED) -> None:
         """Detach one block, reporting it as removed; its descendants stay."""
+        self.report_removed(block)
+        self.detach(block, reason)
+
+    def report_removed(self, block: KVCacheBlock) -> None:
+        """Tell listeners that a block is no longer cached, if they count it as such."""
         if self._event_manager is not None and self.is_announced(block):
             self._event_manager.enqueue_removed_event(block, self._settings.window_size)
-        self.detach(block, reason)
 
     def remove_held(self, block: KVCacheBlock, reason: RemovalReason) -> None:
         """Take a block out of the tree that its sequence goes on to use."""

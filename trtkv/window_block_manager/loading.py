@@ -57,10 +57,9 @@ class BlockLoader(WindowPart):
         checks the room beforehand unless it reproduces the reference.
         """
         window_size = self._settings.window_size
-        for sequence in sequences:
+        for sequence, claim in zip(sequences, claims, strict=True):
             self._sequences.allocated_blocks_per_seq[sequence.request_id] = sequence.get_window(window_size)
-        if is_enable_block_reuse:
-            for claim in claims:
+            if is_enable_block_reuse:
                 self._claim(claim)
         results = []
         for sequence, claim in zip(sequences, claims, strict=True):

@@ -19,7 +19,6 @@ from trtkv.common import (
     BlockId,
 )
 from trtkv.errors import UnknownIdError
-from trtkv.eviction.eviction_policy import WindowEvictionPolicy
 from trtkv.eviction.fresh_blocks import FreshBlocks
 from trtkv.eviction.registry import DEFAULT_EVICTION, EVICTIONS, Eviction
 from trtkv.records.kv_cache_index import make_index
@@ -27,7 +26,7 @@ from trtkv.records.stats import KvCacheIterationStats, hit_rate
 from trtkv.transfers.kv_cache_transfer_manager import KVCacheTransferManager
 from trtkv.window_block_manager.context import Services, WindowContext
 from trtkv.window_block_manager.counters import BlockCounters
-from trtkv.window_block_manager.parts import PartClasses, choose_parts
+from trtkv.window_block_manager.parts import PartClasses, choose_eviction_policy, choose_parts
 from trtkv.window_block_manager.planning import ClaimResult
 from trtkv.window_block_manager.pools import WindowPools
 from trtkv.window_block_manager.settings import WindowSettings
@@ -56,7 +55,7 @@ class WindowBlockManager:
         self.reported = BlockCounters()
         self._listener = services.listener
         self._block_class = HashMapOrderedBlock if tree.hash_map_order else KVCacheBlock
-        self.eviction_policy = WindowEvictionPolicy(
+        self.eviction_policy = choose_eviction_policy(settings)(
             settings.blocks_per_tier,
             self._make_block,
             services.clock,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from trtkv.blocks.radix_block_tree import UnifiedBlockTree
+from trtkv.eviction.eviction_policy import WindowEvictionPolicy
+from trtkv.eviction.recorded.eviction_policy import RecordedWindowEvictionPolicy
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.context import WindowContext
 from trtkv.window_block_manager.loading import BlockLoader
@@ -24,6 +26,7 @@ from trtkv.window_block_manager.releasing import BlockReleaser
 from trtkv.window_block_manager.replacing import BlockReplacer
 from trtkv.window_block_manager.reuse_matching import HolePassingMatcher, ReuseMatcher
 from trtkv.window_block_manager.sequences import SequenceBlocks
+from trtkv.window_block_manager.settings import WindowSettings
 from trtkv.window_block_manager.storing import BlockStorer
 
 
@@ -38,6 +41,11 @@ class PartClasses(NamedTuple):
     releaser: type[BlockReleaser] = BlockReleaser
     replacer: type[BlockReplacer] = BlockReplacer
     storer: type[BlockStorer] = BlockStorer
+
+
+def choose_eviction_policy(settings: WindowSettings) -> type[WindowEvictionPolicy]:
+    """The class of the free blocks of one window: the recorded one for compatibility."""
+    return RecordedWindowEvictionPolicy if settings.compatibility else WindowEvictionPolicy
 
 
 def choose_parts(context: WindowContext, tree: UnifiedBlockTree) -> PartClasses:

@@ -160,7 +160,10 @@ class ClaimPlanner(WindowPart):
         elif matches.is_partial:
             result.is_partial = True
             result.num_partial_tokens = matches.num_partial_tokens
-            check(not self._settings.is_recurrent_state, "a recurrent state was matched in part")
+            self._check_partial()
+
+    def _check_partial(self) -> None:
+        check(not self._settings.is_recurrent_state, "a recurrent state was matched in part")
 
     def _prepopulated_len(self, result: ClaimResult) -> int:
         """Tokens of the prompt that need not be computed, by this window alone."""

@@ -10,7 +10,7 @@ from trtkv.blocks.generation_request import SequenceWindow
 from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.blocks.radix_block_tree import LookupNodePtr, UnifiedBlockTree
 from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, BlockId, RequestId
-from trtkv.errors import InvalidInputError, check
+from trtkv.errors import InvalidInputError
 from trtkv.keys.packed_key import PackedKey, num_key_tokens
 from trtkv.records.retention_config import MIN_RETENTION_PRIORITY
 from trtkv.window_block_manager.claiming import BlockClaimer
@@ -144,7 +144,8 @@ class BlockReleaser(WindowPart):
     def start_scheduling(self) -> None:
         """Begin a simulation: nothing is removed yet. C++: startScheduling.
 
-        Counts are copied block by block when a removal is simulated, not for every block held.
+        Counts are copied block by block when a removal is simulated, not for every block held. What happens to the
+        cache afterwards is allowed; a block counts as free once.
         """
         self.scheduling_num_free_blocks = self._policy.get_num_free_blocks(PRIMARY_LEVEL)
         self._scheduling_ref_counts = {}
@@ -158,11 +159,16 @@ class BlockReleaser(WindowPart):
         for block in held:
             if block.is_placeholder:
                 continue
-            count = counts.get(block, block.ref_count)
-            check(count > 0, f"block {block.block_id} has no simulated reference to drop")
+            count = self._simulated_ref_count(block)
+            if not count:  # free in the simulation already; it has got another holder since
+                continue
             counts[block] = count - 1
             if count == 1:
                 self.scheduling_num_free_blocks += 1
+
+    def _simulated_ref_count(self, block: KVCacheBlock) -> int:
+        """References that are left of a block in the simulation."""
+        return self._scheduling_ref_counts.get(block, block.ref_count)
 
     def _note_removed(self, request_id: RequestId) -> None:
         if request_id in self._scheduling_removed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtkv.blocks.generation_request import GenerationRequest
+from trtkv.errors import InvalidInputError
 from trtkv.keys.key_builder import forget_block_keys
 from trtkv.keys.recorded_name import RecordedName
 from trtkv.manager.sequence_admission import RequestInfo, SequenceAdmission
@@ -44,6 +45,21 @@ class RecordedSequenceAdmission(SequenceAdmission):
     def _create_sequence(self, info: RequestInfo, request: LlmRequest) -> GenerationRequest:
         self._check_new(info[0])
         return super()._create_sequence(info, request)
+
+    def _write_prepopulated(self, request: LlmRequest, length: int) -> None:
+        write_prepopulated_as_recorded(request, length, self._tokens_per_block)
+
+
+def write_prepopulated_as_recorded(request: LlmRequest, length: int, tokens_per_block: int) -> None:
+    """Record a cache match; one that the chunk does not suit leaves length and position written when it fails."""
+    try:
+        request.set_prepopulated_prompt_len(length, tokens_per_block)
+    except InvalidInputError:
+        if length < request.prompt_len:
+            request._prepopulated_prompt_len = length
+            if request.has_context_chunk:
+                request.set_context_current_position(length)
+        raise
 
 
 def _take_names_as_recorded(request: LlmRequest) -> None:

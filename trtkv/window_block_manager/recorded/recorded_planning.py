@@ -15,6 +15,9 @@ class RecordedClaimPlanner(ClaimPlanner):
 
     ends_at_last_state = False
 
+    def _check_partial(self) -> None:
+        """Whoever claims the blocks finds out."""
+
     def _encoder_keys(self, request: LlmRequest, tokens: array[int], num_tokens: int) -> list[PackedKey]:
         """Encoder tokens are keyed like those of a prompt."""
         return build_block_keys_of(request, tokens, self._settings.tokens_per_block, num_tokens, True)

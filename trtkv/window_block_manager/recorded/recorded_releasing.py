@@ -58,12 +58,28 @@ class RecordedBlockReleaser(BlockReleaser):
             stack.extend(reversed(current.next_blocks))
             subtree.append(current)
         for entry in reversed(subtree):
+            self._claimer.report_removed(entry)  # listeners hear of the block at which the call fails as well
             check(entry.is_leaf, f"block {entry.block_id} has children of another window")
-            self._claimer.remove_from_tree(entry, RemovalReason.DROPPED)
+            self._claimer.detach(entry, RemovalReason.DROPPED)
             if entry.ref_count:
                 continue
             entry.priority = MIN_RETENTION_PRIORITY
             self._policy.release_block(entry, to_front=True)
+
+    def start_scheduling(self) -> None:
+        """References are fixed for all sequences there are; blocks held by none keep what an earlier call wrote."""
+        counts = self._scheduling_ref_counts
+        super().start_scheduling()
+        self._scheduling_ref_counts = counts
+        for window in self._sequences.allocated_blocks_per_seq.values():
+            for block in window.held:
+                counts[block] = block.ref_count
+
+    def _simulated_ref_count(self, block: KVCacheBlock) -> int:
+        """It must have some, which a block has not that no sequence held at any start."""
+        count = self._scheduling_ref_counts.get(block, 0)
+        check(count > 0, f"block {block.block_id} has no simulated reference to drop")
+        return count
 
     def _note_removed(self, request_id: RequestId) -> None:
         """A sequence may be removed twice."""
