@@ -93,6 +93,15 @@ def test_demo_takes_any_format(repository_root: Path, tmp_path: Path) -> None:
         assert re.search(r"token.hit.rate", result.stdout)
 
 
+def test_demo_shows_times_where_only_lengths_are_known(repository_root: Path, tmp_path: Path) -> None:
+    rows = "".join(f"2023-11-16 18:15:{second:02d}.0000000,{300 + second},{5}\n" for second in range(20))
+    (tmp_path / "azure.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
+    result = run_demo(repository_root, tmp_path, "azure.csv")
+    assert result.returncode == 0, result.stderr
+    assert "queueing_seconds" in result.stdout
+    assert json.loads((tmp_path / "report.json").read_text())["reuse"] == "unknown"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -231,3 +240,11 @@ def test_missing_python_is_named(tree: Tree) -> None:
     result = tree.run("tools/test.sh", PYTHON="no-such-python")
     assert result.returncode == 2
     assert "no no-such-python found" in result.stderr
+
+
+def test_compiled_build_is_tested_with_folders_that_exist(repository_root: Path) -> None:
+    script = (repository_root / "tools" / "test_compiled.sh").read_text()
+    listed = re.findall(r"tests/([\w.]+\.py|\{[\w,]+\})", script)
+    names = [name for part in listed for name in part.strip("{}").split(",")]
+    assert len(names) > 10
+    assert [name for name in names if not (repository_root / "tests" / name).exists()] == []

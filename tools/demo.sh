@@ -24,7 +24,7 @@ prepare_python demo '"$python" -m pip install --quiet --editable .'
 out=${TRTKV_DEMO_DIR:-$root/.demo}
 mkdir -p "$out"
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-report=(--explain --bounds --json "$out/report.json")
+report=(--json "$out/report.json")
 if "$python" -c 'import matplotlib' 2>/dev/null; then
     report+=(--html "$out/report.html")
 else
@@ -32,11 +32,17 @@ else
 fi
 if [ $# -ge 1 ]; then
     shift
-    options=(--tokens-per-block 64 --capacity-tokens 3000000 --live 64)
+    options=(--tokens-per-block 64 --capacity-tokens 3000000)
+    asks='import sys; from trtkv.traces.trace_reader import detect_format; sys.exit(not getattr(detect_format(sys.argv[1]), sys.argv[2]))'
     # Rows of most formats say how many tokens a hash id stands for; Mooncake's do not, and the published ones have 512.
-    asks='import sys; from trtkv.traces.trace_reader import detect_format; sys.exit(not detect_format(sys.argv[1]).needs_block_size)'
-    if "$python" -c "$asks" "$trace" 2>/dev/null; then
+    if "$python" -c "$asks" "$trace" needs_block_size 2>/dev/null; then
         options+=(--block-size 512)
+    fi
+    # Lengths say nothing about hits, but all about queueing, memory and times.
+    if "$python" -c "$asks" "$trace" is_csv 2>/dev/null; then
+        options+=(--scheduler guaranteed-no-evict --arrivals trace --chunked-context)
+    else
+        options+=(--live 64 --explain --bounds)
     fi
     "$python" -m trtkv replay "$trace" "${options[@]}" "${report[@]}" "$@"
     exit
@@ -44,4 +50,4 @@ fi
 trace=$out/chat.jsonl
 "$python" -m trtkv trace generate --kind chat --requests 300 --seed 1 --output "$trace"
 "$python" -m trtkv replay "$trace" --format mooncake --block-size 512 --tokens-per-block 64 \
-    --capacity-tokens 200000 --live 16 "${report[@]}"
+    --capacity-tokens 200000 --live 16 --explain --bounds "${report[@]}"

@@ -117,3 +117,24 @@ def test_a_trace_without_a_clock_cannot_arrive_by_its_times(tmp_path):
     assert code == 2
     assert "arrivals asap" in err
     assert json.loads(trtkv(*common)[1])["counts"]["finished_requests"] == 1
+
+
+def test_lengths_only_are_replayed_without_reuse(tmp_path):
+    path = tmp_path / "lengths.csv"
+    rows = "".join(f"{second},100,{10}\n" for second in range(6))
+    path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + rows)
+    replay = ("replay", str(path), "--capacity-tokens", "300", "--max-batch-size", "4")
+    code, out, err = trtkv(*replay, "--scheduler", "max-utilization", "--json", "-")
+    assert code == 0, err
+    report = json.loads(out)
+    assert report["reuse"] == "unknown"
+    assert report["counts"]["finished_requests"] == 6
+    assert report["counts"]["computed_prompt_tokens"] >= 600  # equal prompts of zeros are not found again
+    assert report["counts"]["prefill_tokens_saved"] == 0
+    assert not {"token_hit_rate", "prefill_step_saving"} & {rate["name"] for rate in report["rates"]}
+    code, out, err = trtkv(*replay, "--scheduler", "max-utilization")
+    assert "reuse is unknown" in out
+    assert out.count("unknown") >= 4
+    code, _, err = trtkv("replay", str(path))
+    assert code == 2
+    assert "--scheduler replays lengths" in err

@@ -16,7 +16,7 @@ from tests.replay.trace_builders import random_requests
 from tests.shown import shown
 from trtkv.commands.compare import compare as compare_command
 from trtkv.compare.comparison import Comparisons, NotComparableError, compare_facts
-from trtkv.compare.facts import Facts, facts_of, load_facts, trace_name
+from trtkv.compare.facts import Facts, facts_of, load_facts, protocol_words, trace_name
 from trtkv.compare.number_facts import number_facts, places_of
 from trtkv.compare.reference import find_number, load_numbers, load_runs, load_traces, run_id
 from trtkv.compare.resolve import compare_with
@@ -26,7 +26,9 @@ from trtkv.replay.closed_loop.run import replay_trace
 from trtkv.replay.config import ReplayConfig
 from trtkv.tables.json_text import json_text
 from trtkv.traces.info.trace_info import describe_trace
+from trtkv.traces.sessions.protocol import OLD_PROTOCOL
 from trtkv.traces.trace import RequestTrace
+from trtkv.traces.trace_reader import read_trace
 
 STATS = {
     "kvCacheStats": {
@@ -311,3 +313,53 @@ def test_every_number_names_trace_source_and_definition() -> None:
         assert number.trace in traces or not number.method
         if number.numerator is None:
             assert number.tolerance > 0 or not number.method
+
+
+def test_results_of_different_protocols_are_not_compared(tmp_path: Path) -> None:
+    trace = tmp_path / "two_turns.jsonl"
+    turns = [([1] * 40, [7] * 8), ([1] * 40 + [7] * 8 + [2] * 20, [8] * 4)]
+    rows = [
+        {
+            "session_id": "a",
+            "input_toks": len(prompt),
+            "output_toks": len(output),
+            "input_tok_ids": prompt,
+            "output_tok_ids": output,
+            "arrival_time_ns": at,
+        }
+        for at, (prompt, output) in enumerate(turns)
+    ]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    new = facts_of(replay_trace(read_trace(trace), ReplayConfig())[0].to_json(), "new")
+    old_trace = read_trace(trace, **OLD_PROTOCOL.options)
+    old = facts_of(replay_trace(old_trace, ReplayConfig())[0].to_json(), "old")
+    assert new.settings["protocol"] == "sessions trace, outputs trace"
+    with pytest.raises(NotComparableError, match="protocol sessions trace, outputs trace against sessions ignore"):
+        compare_facts(new, old)
+    assert "Protocol" not in shown(Comparisons([compare_facts(new, old, ignore_settings=True)]))
+    assert "Protocol of both: sessions trace, outputs trace." in shown(Comparisons([compare_facts(new, new)]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "protocol"),
+    [
+        ({}, "sessions ignore, outputs synthetic"),
+        ({"sessions": "trace", "outputs": "trace"}, "sessions ignore, outputs synthetic"),
+        (
+            {"sessions": "trace", "requests_with_predecessor": 3, "outputs": "trace", "outputs_known": 0},
+            "sessions trace, outputs synthetic",
+        ),
+        (
+            {"sessions": "infer", "requests_with_predecessor": 3, "inferred_predecessors": 0},
+            "sessions trace, outputs synthetic",
+        ),
+        (
+            {"sessions": "infer", "requests_with_predecessor": 3, "inferred_predecessors": 1},
+            "sessions infer, outputs synthetic",
+        ),
+        ({"sessions": "ignore", "outputs": "trace", "outputs_known": 2}, "sessions ignore, outputs trace"),
+        ({"sessions": "trace", "with_predecessor": 13, "outputs": "synthetic"}, "sessions trace, outputs synthetic"),
+    ],
+)
+def test_protocol_is_what_changed_the_run(fields: dict[str, Any], protocol: str) -> None:
+    assert protocol_words(fields) == protocol

@@ -94,7 +94,7 @@ def test_every_method_of_the_file_exists() -> None:
 
 
 def test_files_are_told_by_name_and_content(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="is no folder"):
+    with pytest.raises(InvalidInputError, match="is not a folder"):
         find_traces(tmp_path / "nothing")
     with pytest.raises(InvalidInputError, match="no public trace of the references lies in"):
         find_traces(tmp_path)

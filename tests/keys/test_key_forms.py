@@ -125,7 +125,7 @@ def test_digests_of_equal_constraints_are_equal(number: Callable[[int], int]) ->
 @pytest.mark.pure
 def test_digest_of_a_fractional_adapter_is_refused() -> None:
     key = make_key((1, 2, 3), lora_task_id=1.5)
-    with pytest.raises(InvalidInputError, match=r"LoRA id 1\.5 is no integer"):
+    with pytest.raises(InvalidInputError, match=r"LoRA id 1\.5 is not an integer"):
         convert_keys([key], 3, KeyForm.DIGESTS)
 
 

@@ -119,5 +119,5 @@ def test_schedulers_are_built_from_settings() -> None:
     assert capacity.policy is CapacitySchedulerPolicy.MAX_UTILIZATION
     assert capacity.max_num_requests == 7
     build_micro_batch_scheduler(config, 32)
-    with pytest.raises(ConfigurationError, match="chunk_unit_size 48 is no multiple of tokens_per_block 32"):
+    with pytest.raises(ConfigurationError, match="chunk_unit_size 48 is not a multiple of tokens_per_block 32"):
         build_micro_batch_scheduler(SchedulerConfig(enable_chunked_prefill=True, chunk_unit_size=48), 32)

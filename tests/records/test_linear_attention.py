@@ -98,7 +98,7 @@ def test_states_that_fit_into_memory() -> None:
     assert metadata.calc_max_memory_blocks(RECURRENT_STATES, WIDTH, 1000, 3) == 3
     with pytest.raises(ConfigurationError, match="window 64 holds no recurrent states"):
         metadata.calc_max_memory_blocks(64, WIDTH, 1000, 3)
-    with pytest.raises(ConfigurationError, match="states_snapshot_interval 6 is no multiple of tokens_per_block 4"):
+    with pytest.raises(ConfigurationError, match="states_snapshot_interval 6 is not a multiple of tokens_per_block 4"):
         LinearAttentionMetadata(states_snapshot_interval=6).calc_max_memory_blocks(RECURRENT_STATES, WIDTH, 1000, 3)
 
 

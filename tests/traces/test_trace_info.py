@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from trtkv.commands.trace_info import info as info_command
 from trtkv.errors import InvalidInputError
 from trtkv.tables.json_text import json_text
 from trtkv.traces.info.trace_info import TraceInfo, describe_trace
+from trtkv.traces.sessions.protocol import SessionFacts, SessionProtocol
 from trtkv.traces.trace import RequestTrace, RowFault
 from trtkv.traces.trace_reader import read_trace
 
@@ -102,6 +104,17 @@ def test_tables_show_the_figures() -> None:
     for text in ("t.jsonl (tokens)", "5 requests over 40.000 s", "1 malformed rows", "4 requests", "50.000 %"):
         assert text in tables
     assert "Only lengths are known" in shown(described(has_tokens=False))
+
+
+def test_sessions_and_known_outputs_are_shown() -> None:
+    info = described(
+        sessions=SessionFacts(SessionProtocol(), session_count=2, requests_with_predecessor=3, outputs_known=1)
+    )
+    assert info.to_json()["requests_with_predecessor"] == 3
+    tables = shown(info)
+    assert "--sessions trace --outputs trace" in " ".join(tables.split())
+    assert re.search(r"requests that wait for another\W+3\b", tables)
+    assert "requests that wait" not in shown(described())
 
 
 def test_command_writes_json_and_says_what_it_took(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_bad_header_is_refused_with_file_and_line(tmp_path: Path, header: object
         ({**ROW, "args": None}, "get_token_count: is None; an object is needed"),
         ({**ROW, "obs": []}, "get_token_count: obs is []"),
         ("", "no JSON at column 1"),
-        ('{"op":"drop_request","args":{"id":1},"ret":NaN}', "NaN is no JSON number"),
+        ('{"op":"drop_request","args":{"id":1},"ret":NaN}', "NaN is not a JSON number"),
         ("[" * 100_000, "no value of this format"),
         (
             {"op": "add_sequence_batch", "args": {"requests": [[0, 1, 1], [0, 1]]}, "ret": None},

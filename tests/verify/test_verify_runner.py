@@ -218,7 +218,7 @@ def test_processes_give_the_same_results_in_the_same_order(tmp_path: Path) -> No
 
 def test_bad_program_in_a_process_keeps_its_message(tmp_path: Path) -> None:
     paths = [write_lines(tmp_path / "good.jsonl", HEADER, BUBBLE), write_lines(tmp_path / "bad.jsonl", HEADER, "{")]
-    with pytest.raises(TraceFormatError, match=r"bad\.jsonl:2: no JSON"):
+    with pytest.raises(TraceFormatError, match=r"bad\.jsonl:2: not JSON"):
         list(verify_programs(paths, jobs=2))
 
 

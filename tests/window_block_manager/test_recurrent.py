@@ -254,7 +254,7 @@ def test_budget_is_what_the_next_token_takes() -> None:
     ("options", "message"),
     [
         ({"enable_partial_reuse": True}, "recurrent states cannot be reused in part"),
-        ({"linear_attention_metadata": make_linear_attention(states_snapshot_interval=6)}, "is no multiple of"),
+        ({"linear_attention_metadata": make_linear_attention(states_snapshot_interval=6)}, "is not a multiple of"),
         ({"linear_attention_metadata": make_linear_attention(states_snapshot_interval=-4)}, "is negative"),
         ({"linear_attention_metadata": make_linear_attention(num_placeholder_blocks=-1)}, "is negative"),
         ({"linear_attention_metadata": None}, "a recurrent window needs linear_attention_metadata"),

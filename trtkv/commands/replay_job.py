@@ -46,6 +46,8 @@ class TraceSettings:
     max_line_bytes: int | None
     sessions: Sessions
     outputs: Outputs
+    allow_lengths_only: bool
+    """Whether a trace without tokens will do."""
 
     def read(self) -> RequestTrace:
         """The trace."""
@@ -63,6 +65,7 @@ class TraceSettings:
             max_line_bytes=self.max_line_bytes,
             sessions=self.sessions,
             outputs=self.outputs,
+            allow_lengths_only=self.allow_lengths_only,
         )
 
 
@@ -98,6 +101,7 @@ def make_trace_settings(options: ReplayOptions) -> TraceSettings:
         max_line_bytes=options.max_line_bytes,
         sessions=options.sessions,
         outputs=options.outputs,
+        allow_lengths_only=options.scheduler is not None,
     )
 
 

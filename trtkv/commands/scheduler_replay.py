@@ -55,7 +55,7 @@ def _make_chunking(options: ReplayOptions, tokens_per_block: int) -> ContextChun
 
     if not options.chunked_context:
         if options.chunk_policy is not None or options.chunk_unit is not None:
-            raise InvalidInputError("--chunk-policy and --chunk-unit go with --chunked-context; add it")
+            raise InvalidInputError("--chunk-policy and --chunk-unit need --chunked-context; add it")
         return None
     policy = options.chunk_policy or ChunkPolicyChoice.FIRST_COME_FIRST_SERVED
     unit = tokens_per_block if options.chunk_unit is None else options.chunk_unit
@@ -70,8 +70,10 @@ def run_scheduler_loop(
 ) -> LoopResult:
     """Run the loop; with ``record`` every change of it is written to that file while it happens."""
     from trtkv.replay.scheduler_loop.run import replay_with_scheduler
+    from trtkv.replay.scheduler_loop.unknown_prompts import replace_unknown_prompts
 
     seconds_per_unit = trace.seconds_per_unit
+    trace, config = replace_unknown_prompts(trace, config)
     with progress_of(len(trace.requests)) as progress:
         if record is None:
             return replay_with_scheduler(trace, config, seconds_per_unit=seconds_per_unit, progress=progress)

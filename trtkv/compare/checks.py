@@ -38,6 +38,10 @@ RULES: Final = {
 }
 
 
+PROTOCOL_WORDS: Final = f"sessions {OLD_PROTOCOL.sessions.value}, outputs {OLD_PROTOCOL.outputs.value}"
+"""Under which all reference numbers were counted."""
+
+
 class Count(NamedTuple):
     """What was found: a count, or parts of a rate."""
 
@@ -77,6 +81,7 @@ class Check(NamedTuple):
             "mark": self.number.mark,
             "source": self.number.source,
             "what": self.number.what,
+            "protocol": PROTOCOL_WORDS,
             "expected": {
                 "numerator": self.number.numerator,
                 "denominator": self.number.denominator,
@@ -120,7 +125,10 @@ class Checks(Result):
                 },
                 self.checks,
                 texts=4,
-                notes=[", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in (EQUAL, WITHIN, DIFFERS))],
+                notes=[
+                    ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in (EQUAL, WITHIN, DIFFERS)),
+                    f"Protocol of all: {PROTOCOL_WORDS}.",
+                ],
             )
         ]
 
@@ -276,7 +284,7 @@ def find_traces(folder: Path) -> dict[str, Path]:
     Raises InvalidInputError for a file of such a name with other content, and if there is none at all.
     """
     if not folder.is_dir():
-        raise InvalidInputError(f"{folder} is no folder")
+        raise InvalidInputError(f"{folder} is not a folder")
     known = {source.file: source for source in load_traces().values()}
     found: dict[str, Path] = {}
     for path in sorted(folder.rglob("*")):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from trtkv.compare.facts import Fact, Facts
+from trtkv.compare.facts import PROTOCOL, Fact, Facts
 from trtkv.errors import InvalidInputError
 from trtkv.tables.result import Result
 from trtkv.tables.table import Mark, Table, list_table
@@ -68,6 +68,8 @@ class Comparison(Result):
     def tables(self) -> list[Table]:
         """Both sides of each number."""
         notes = [self.source] if self.source else []
+        if PROTOCOL in self.settings:
+            notes.append(f"Protocol of both: {self.settings[PROTOCOL]}.")
         if self.unchecked_settings:
             notes.append(f"Known on one side only, not checked: {', '.join(self.unchecked_settings)}.")
         return [

@@ -16,6 +16,7 @@ from trtkv.errors import InvalidInputError
 from trtkv.replay.closed_loop import result as replay_result
 from trtkv.replay.nano import nano_result
 from trtkv.tables.wording import ratio, share
+from trtkv.traces.sessions.protocol import Outputs, Sessions
 
 BLOCKS: Final = "prompt blocks found in the cache, wholly or in part, summed over windows"
 FULL_BLOCKS: Final = "full prompt blocks found in the cache, the last one never"
@@ -38,6 +39,9 @@ NANO_DEFINITIONS: Final = {
     "missed": "prompt blocks but those found as full ones",
     "alloc_total": "blocks taken from the free queue as empty ones",
 }
+PROTOCOL: Final = "protocol"
+"""Setting that says which requests waited for others and what was generated."""
+
 SETTINGS: Final = ("trace", "tokens_per_block", "capacity_tokens", "host_tokens", "live", "partial_reuse", "windows")
 
 TRACE_NAMES: Final = {
@@ -137,7 +141,7 @@ def _parse(text: str) -> Any:
         try:
             return [json.loads(line) for line in text.splitlines() if line.strip()]
         except ValueError as error:
-            raise InvalidInputError(f"no JSON: {error}") from None
+            raise InvalidInputError(f"not JSON: {error}") from None
 
 
 def _stats_of(data: Any) -> Mapping[str, Any] | None:
@@ -182,10 +186,25 @@ def _replay_settings(data: Mapping[str, Any], nano: bool) -> dict[str, Any]:
     if "trace" in settings:
         settings["trace"] = trace_name(str(data["trace"]), data.get("trace_requests"))
     settings.setdefault("host_tokens", 0)
+    settings[PROTOCOL] = protocol_words(data)
     if nano:
         settings["partial_reuse"] = False
     settings["windows"] = _windows(data)
     return settings
+
+
+def protocol_words(data: Mapping[str, Any]) -> str:
+    """Sessions and outputs of a run, as far as they changed it.
+
+    A trace that names no session, or knows no output, gives the same numbers under any protocol. A result without
+    these fields was made before traces had sessions.
+    """
+    waiting = data.get("requests_with_predecessor", data.get("with_predecessor", 0))
+    sessions = data.get("sessions", Sessions.IGNORE.value) if waiting else Sessions.IGNORE.value
+    if sessions == Sessions.INFER.value and not data.get("inferred_predecessors"):
+        sessions = Sessions.TRACE.value
+    outputs = data.get("outputs", Outputs.SYNTHETIC.value) if data.get("outputs_known") else Outputs.SYNTHETIC.value
+    return f"sessions {sessions}, outputs {outputs}"
 
 
 def _windows(data: Mapping[str, Any]) -> list[Any]:

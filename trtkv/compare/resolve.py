@@ -56,7 +56,7 @@ def _bundled(result: Facts, reference: str) -> tuple[Facts, str, float]:
         return facts_of(runs[reference], reference), runs_source(), 0.0
     numbers = {number.id: number for number in load_numbers()}
     if reference not in numbers:
-        raise UnknownIdError(unknown_id_text(reference, [*numbers, *runs]) + "; it is no file either")
+        raise UnknownIdError(unknown_id_text(reference, [*numbers, *runs]) + "; it is not a file either")
     return _of_number(numbers[reference], result)
 
 

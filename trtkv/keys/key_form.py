@@ -56,7 +56,7 @@ def _plain_int(name: str, value: int) -> int:
     try:
         return int(operator.index(value))
     except TypeError as error:
-        raise InvalidInputError(f"{name} {value!r} is no integer, so no digest can be made of it") from error
+        raise InvalidInputError(f"{name} {value!r} is not an integer, so no digest can be made of it") from error
 
 
 def _plain_text(text: str | None) -> str | None:

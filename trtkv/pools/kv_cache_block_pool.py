@@ -169,8 +169,8 @@ def create_recurrent_state_pool(
     """Pool of recurrent states, layers first; heads do not apply and are -1."""
     if all_recurrent_states_bytes * 8 % dtype.num_bits:
         raise ConfigurationError(
-            f"all_recurrent_states_bytes {all_recurrent_states_bytes} is no multiple of the {dtype.num_bits} bits of "
-            f"{dtype.value}; choose another element type for the window, or round up"
+            f"all_recurrent_states_bytes {all_recurrent_states_bytes} is not a multiple of the {dtype.num_bits} bits "
+            f"of {dtype.value}; choose another element type for the window, or round up"
         )
     return KVCacheBlockPool(
         num_layers,

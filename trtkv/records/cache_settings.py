@@ -249,7 +249,7 @@ class CacheSettings:
             )
         if linear.states_snapshot_interval % self.tokens_per_block:
             raise ConfigurationError(
-                f"states_snapshot_interval {linear.states_snapshot_interval} is no multiple of "
+                f"states_snapshot_interval {linear.states_snapshot_interval} is not a multiple of "
                 f"tokens_per_block {self.tokens_per_block}"
             )
         if self.limits.max_sequence_length not in self.windows.blocks_per_window:

@@ -98,7 +98,7 @@ class LinearAttentionMetadata:
             raise ConfigurationError(f"window {window_size} holds no recurrent states; use {RECURRENT_STATES}")
         if self.states_snapshot_interval % tokens_per_block:
             raise ConfigurationError(
-                f"states_snapshot_interval {self.states_snapshot_interval} is no multiple of "
+                f"states_snapshot_interval {self.states_snapshot_interval} is not a multiple of "
                 f"tokens_per_block {tokens_per_block}"
             )
         return memory_budget // (self.all_recurrent_states_bytes * num_layers)

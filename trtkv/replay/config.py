@@ -62,6 +62,8 @@ class ReplayConfig:
     """Tokens that the secondary (host) blocks of a window hold."""
     live: int = 1
     """Most requests live at a time."""
+    block_reuse: bool = True
+    """Whether prompts are looked up in the cache at all."""
     partial_reuse: bool = True
     """Whether a prompt may take a part of a cached block."""
     copy_on_partial_reuse: bool = True
@@ -180,6 +182,7 @@ class ReplayConfig:
             windows=WindowsSettings(windows, dict(sorted(zip(windows, blocks, strict=True)))),
             limits=SequenceLimits(self.max_sequence_length(requests), self.live),
             reuse=ReuseSettings(
+                enable_block_reuse=self.block_reuse,
                 enable_partial_reuse=self.partial_reuse,
                 copy_on_partial_reuse=self.copy_on_partial_reuse,
                 hash_map_order=self.partial_reuse,  # so that equal partial matches are taken as in the original

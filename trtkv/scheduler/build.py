@@ -25,7 +25,7 @@ def build_micro_batch_scheduler(config: SchedulerConfig, tokens_per_block: int) 
     unit = config.chunk_unit_size or tokens_per_block
     if unit % tokens_per_block:
         raise ConfigurationError(
-            f"chunk_unit_size {unit} is no multiple of tokens_per_block {tokens_per_block}; "
+            f"chunk_unit_size {unit} is not a multiple of tokens_per_block {tokens_per_block}; "
             "a chunk that ends inside a block cannot follow a cached prefix"
         )
     chunking = ContextChunkingConfig(ChunkingPolicy(config.context_chunking_policy), unit)

@@ -33,7 +33,8 @@ def refuse_hit_rates(name: str) -> NoReturn:
     """Raise InvalidInputError saying why lengths cannot give a hit rate."""
     raise InvalidInputError(
         f"{name} holds lengths only: nothing says which prompts share a prefix, so a hit rate from it would be 0 by "
-        "construction; use a trace with token ids or hash ids (trtkv trace info shows what this one has)"
+        "construction; --scheduler replays lengths for queueing, memory and times, and hit rates need a trace with "
+        "token ids or hash ids (trtkv trace info shows what this one has)"
     )
 
 

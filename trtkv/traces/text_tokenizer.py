@@ -62,11 +62,11 @@ def _load_encode(file: Path) -> Callable[[str, bool], list[int]]:
     except ImportError as error:
         raise MissingExtraError('text needs the tokenizers package: pip install "trtkv[tokenizers]"') from error
     if not file.is_file():
-        raise InvalidInputError(f"there is no tokenizer file {file}")
+        raise InvalidInputError(f"there is not a tokenizer file {file}")
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises plain Exception for a file that it cannot read
-        raise InvalidInputError(f"{file} is no tokenizer file: {error}") from error
+        raise InvalidInputError(f"{file} is not a tokenizer file: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
 
@@ -83,7 +83,7 @@ def _read_config(file: Path) -> Row:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InvalidInputError(f"{file} is no JSON: {error}") from error
+        raise InvalidInputError(f"{file} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise InvalidInputError(f"{file} holds no JSON object")
     return config

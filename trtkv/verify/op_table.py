@@ -21,7 +21,7 @@ def check_args(op: str, args: JsonValue) -> Args:
     """The args, if they are those of the op; raises KindError otherwise, also for an unknown op."""
     kind = _ARGS_KINDS.get(op)
     if kind is None:
-        raise KindError("", f"{op!r} is no op of the trace format")
+        raise KindError("", f"{op!r} is not an operation of the trace format")
     kind(args)
     checked: Args = args
     return checked

@@ -77,7 +77,7 @@ def _read_row(path: Path, line: int, raw: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise _refuse(path, line, f"byte {error.start + 1} is not ASCII; use \\u escapes") from error
     except json.JSONDecodeError as error:
-        raise _refuse(path, line, f"no JSON at column {error.colno}: {error.msg}") from error
+        raise _refuse(path, line, f"not JSON at column {error.colno}: {error.msg}") from error
     except (ValueError, RecursionError) as error:
         raise _refuse(path, line, f"no value of this format: {error}") from error
     if type(row) is not dict:
@@ -86,7 +86,7 @@ def _read_row(path: Path, line: int, raw: bytes) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _check_format(path: Path, line: int, header: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ def _check_format(path: Path, line: int, header: dict[str, Any]) -> None:
 def _read_op(path: Path, line: int, row: dict[str, Any]) -> RecordedOp:
     op = row.get("op")
     if type(op) is not str or op not in OPS:
-        raise _refuse(path, line, f"op is {op!r}, which is no op of format {FORMAT} version {VERSION}")
+        raise _refuse(path, line, f"op is {op!r}, which is not an operation of format {FORMAT} version {VERSION}")
     if not _ROW_FIELDS.issuperset(row):
         raise _refuse(path, line, f"{op}: unknown fields {sorted(set(row) - _ROW_FIELDS)}")
     if ("ret" in row) == ("error" in row) or ("error" in row) != ("error_type" in row):

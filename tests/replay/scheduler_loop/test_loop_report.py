@@ -42,6 +42,7 @@ def test_json_is_equal_for_equal_runs_and_its_keys_have_an_order():
         "trace_requests",
         *SessionFacts().to_json(),
         "malformed_rows",
+        "reuse",
         "settings",
         "counts",
         "first_admissions",

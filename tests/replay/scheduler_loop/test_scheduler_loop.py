@@ -380,7 +380,7 @@ def test_without_limits_all_policies_serve_everybody_alike(seed):
     [
         ({"max_batch_size": 0}, "max_batch_size is 0"),
         ({"max_num_tokens": 0}, "max_num_tokens is 0"),
-        ({"chunking": ContextChunkingConfig(ChunkingPolicy.EQUAL_PROGRESS, 48)}, "no multiple of the 32 tokens"),
+        ({"chunking": ContextChunkingConfig(ChunkingPolicy.EQUAL_PROGRESS, 48)}, "not a multiple of the 32 tokens"),
         ({"chunking": ContextChunkingConfig(ChunkingPolicy.EQUAL_PROGRESS, 64), "max_num_tokens": 63}, "exceeds"),
     ],
 )

@@ -46,8 +46,8 @@ def test_a_line_that_was_not_finished_is_cut_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("a letter to grandmother", "ends in something that is no result of a sweep"),
-        ("a letter\n", "r.jsonl:1: this is no result of a sweep"),
+        ("a letter to grandmother", "ends in something that is not a result of a sweep"),
+        ("a letter\n", "r.jsonl:1: this is not a result of a sweep"),
         ('{"key": 5, "configuration": {}, "report": {}}\n', "r.jsonl:1"),
         ('{"key": "k", "configuration": {}, "report": {}}\n\n{"key": "x"', "r.jsonl:2"),
         ('{"key": "k", "configuration": {}}\n', "r.jsonl:1"),

@@ -226,16 +226,16 @@ def test_missing_and_broken_tokenizer_files(tmp_path: Path, tokenizer: Path) -> 
     row = {"messages": [user("hello")], "max_tokens": 1}
     with pytest.raises(InvalidInputError, match="name a local tokenizer file with --tokenizer"):
         read(tmp_path, None, row)
-    with pytest.raises(InvalidInputError, match="there is no tokenizer file"):
+    with pytest.raises(InvalidInputError, match="there is not a tokenizer file"):
         read(tmp_path, tmp_path / "nothing.json", row)
     with pytest.raises(InvalidInputError, match="there is no chat template file"):
         read(tmp_path, tokenizer, row, template=str(tmp_path / "nothing.jinja"))
     (tokenizer / "tokenizer_config.json").write_text("{")
-    with pytest.raises(InvalidInputError, match="is no JSON"):
+    with pytest.raises(InvalidInputError, match="is not JSON"):
         read(tmp_path, tokenizer, row)
     (tokenizer / "tokenizer_config.json").unlink()
     (tokenizer / "tokenizer.json").write_text("{}")
-    with pytest.raises(InvalidInputError, match="is no tokenizer file"):
+    with pytest.raises(InvalidInputError, match="is not a tokenizer file"):
         read(tmp_path, tokenizer, row)
 
 

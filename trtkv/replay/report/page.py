@@ -14,6 +14,7 @@ from trtkv.tables.table import definitions_of
 from trtkv.tables.wording import count, share
 
 if TYPE_CHECKING:
+    from trtkv.records.rate import Rate
     from trtkv.replay.closed_loop.outcome import Outcome
     from trtkv.tables.table import Table
 
@@ -122,11 +123,7 @@ def _variables() -> str:
 
 
 def _headline(result: Outcome, about: Mapping[str, str]) -> str:
-    found, asked = _found(result)
-    parts = [
-        f'<p class="headline">{share(found, asked)} of the prompt tokens were found in the cache: '
-        f"{count(found)} of {count(asked)}.</p>"
-    ]
+    parts = [f'<p class="headline">{escape(_main_sentence(result))}</p>']
     parts += [f'<p class="note">{escape(line)}</p>' for line in result.notes()]
     if about:
         items = "".join(f"<dt>{escape(name)}</dt><dd><code>{escape(text)}</code></dd>" for name, text in about.items())
@@ -134,18 +131,28 @@ def _headline(result: Outcome, about: Mapping[str, str]) -> str:
     return "\n".join(parts)
 
 
-def _found(result: Outcome) -> tuple[float, float]:
-    """Prompt tokens found, and all of them."""
-    rate = next(rate for rate in result.rates if rate.name == "token_hit_rate")
-    return rate.numerator, rate.denominator
+def _main_sentence(result: Outcome) -> str:
+    rate = _hit_rate(result)
+    if rate is None:
+        return f"{count(result.num_run)} requests were run; how much of their prompts a cache would hold is unknown."
+    return (
+        f"{share(rate.numerator, rate.denominator)} of the prompt tokens were found in the cache: "
+        f"{count(rate.numerator)} of {count(rate.denominator)}."
+    )
+
+
+def _hit_rate(result: Outcome) -> Rate | None:
+    """Prompt tokens found, and all of them; None where only lengths are known."""
+    return next((rate for rate in result.rates if rate.name == "token_hit_rate"), None)
 
 
 def _figures(result: Outcome) -> Iterator[tuple[str, list[Figure]]]:
     """Drawings of what the result has, by topic."""
     bounds, explanation, curve = result.bounds, result.explanation, result.curve
-    if bounds is not None:
+    hit_rate = _hit_rate(result)
+    if bounds is not None and hit_rate is not None:
         caption = "Token hit rate: measured, possible at this capacity, and without limit"
-        yield topics.RATES, [Figure(plots.rates_plot(bounds, _found(result)[0]), caption)]
+        yield topics.RATES, [Figure(plots.rates_plot(bounds, hit_rate.numerator), caption)]
     if explanation is not None and explanation.prompt_tokens:
         figures = [
             Figure(plots.causes_plot(explanation), "Every prompt token of the trace, by cause"),

@@ -42,8 +42,8 @@ class LoopConfig:
         unit = self.chunking.chunk_unit_size
         if unit % self.cache.tokens_per_block:
             raise ConfigurationError(
-                f"the chunk unit is {unit} tokens, no multiple of the {self.cache.tokens_per_block} tokens of a block; "
-                "a chunk that ends inside a block cannot follow a cached prefix"
+                f"the chunk unit is {unit} tokens, not a multiple of the {self.cache.tokens_per_block} tokens of a "
+                "block; a chunk that ends inside a block cannot follow a cached prefix"
             )
         if unit > self.max_num_tokens:
             raise ConfigurationError(

@@ -13,7 +13,7 @@ from trtkv.replay import topics
 from trtkv.replay.closed_loop.outcome import Outcome
 from trtkv.replay.scheduler_loop.arrival_queue import NS_PER_SECOND
 from trtkv.replay.scheduler_loop.distribution import PERCENTILES, Distribution
-from trtkv.tables.table import Table, fact_table, list_table, rates_table
+from trtkv.tables.table import Cell, Table, fact_table, list_table, rates_table
 from trtkv.tables.wording import FULL, count, limit, shortened, window
 
 if TYPE_CHECKING:
@@ -48,6 +48,25 @@ DEFINITIONS: Final = {
     "output_tokens_per_second": "tokens generated / virtual seconds of the run",
     "requests_per_second": "requests finished / virtual seconds of the run",
 }
+
+NEED_TOKENS: Final = frozenset(
+    (
+        "token_hit_rate",
+        "block_hit_rate",
+        "mean_request_hit_rate",
+        "zero_hit_share",
+        "in_flight_share",
+        "recompute_token_hit_rate",
+        "recompute_block_hit_rate",
+        "prefill_step_saving",
+    )
+)
+"""Those that mean nothing where only the lengths of prompts are known."""
+
+REUSE_UNKNOWN: Final = (
+    "Only lengths are known, so reuse is unknown: every prompt was computed whole. Queueing, times and memory are "
+    "those of a server that finds nothing in its cache."
+)
 
 LATENCIES: Final[dict[str, tuple[str, Callable[[RequestRecord], int | None]]]] = {
     "queueing_seconds": (
@@ -143,7 +162,11 @@ class LoopResult(Outcome):
     def rates(self) -> list[Rate]:
         """All rates of the run."""
         terms = {**self._hit_terms(), **self._utilisation_terms()}
-        return [Rate(name, definition, *terms[name]) for name, definition in DEFINITIONS.items()]
+        return [
+            Rate(name, definition, *terms[name])
+            for name, definition in DEFINITIONS.items()
+            if self.trace.has_tokens or name not in NEED_TOKENS
+        ]
 
     @property
     def latencies(self) -> list[Distribution]:
@@ -193,6 +216,7 @@ class LoopResult(Outcome):
             "trace_requests": len(self.trace.requests),
             **self.trace.sessions.to_json(),
             "malformed_rows": len(self.trace.faults),
+            "reuse": "counted" if self.trace.has_tokens else "unknown",
             "settings": self._settings_json(),
             "counts": self._counts_json(),
             "first_admissions": _admissions_json(counts.first),
@@ -263,11 +287,16 @@ class LoopResult(Outcome):
                 f"{count(len(refusals))} requests can never run and were refused; no other count includes them:"
             )
             lines += shortened([refusal.reason for refusal in refusals])
+        if not self.trace.has_tokens:
+            lines.append(REUSE_UNKNOWN)
         return [*lines, *self.trace.notes()]
 
     def _overview(self) -> Table:
         config, cache, counts = self.config, self.config.cache, self.counts
         chunking, times = config.chunking, config.step_time
+        first, again = counts.first.found_tokens, counts.recompute.found_tokens
+        in_flight, steps_saved = counts.first.shared_tokens, self.prefill_steps_saved
+        known: Callable[[int], Cell] = (lambda found: found) if self.trace.has_tokens else (lambda found: "unknown")
         chunks = "never"
         if chunking is not None:
             chunks = f"{_words(chunking.policy.value)}, unit {count(chunking.chunk_unit_size)}"
@@ -275,6 +304,7 @@ class LoopResult(Outcome):
             f"Scheduler replay of {self.trace.name}",
             {
                 "format": self.trace.format,
+                **self.trace.session_words(),
                 "scheduler": _words(config.policy.value),
                 "requests in a step, at most": config.max_batch_size,
                 "tokens in a step, at most": config.max_num_tokens,
@@ -293,12 +323,12 @@ class LoopResult(Outcome):
                 "steps": counts.steps,
                 "virtual seconds": counts.end_ns / NS_PER_SECOND,
                 "prompt tokens": counts.first.prompt_tokens,
-                "prompt tokens found in the cache": counts.first.found_tokens,
-                "  in blocks of live requests": counts.first.shared_tokens,
+                "prompt tokens found in the cache": known(first),
+                "  in blocks of live requests": known(in_flight),
                 "prompt tokens computed": counts.context_tokens,
                 "  again, after a pause": counts.recomputed_tokens,
-                "tokens found again, after a pause": counts.recompute.found_tokens,
-                "prefill steps saved, full ones": self.prefill_steps_saved,
+                "tokens found again, after a pause": known(again),
+                "prefill steps saved, full ones": known(steps_saved),
                 "tokens generated": counts.generated_tokens,
                 "pauses": counts.pauses,
                 "deferrals for a common prefix": counts.deferrals,

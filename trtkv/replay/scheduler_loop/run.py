@@ -9,6 +9,7 @@ from trtkv.replay.scheduler_loop.loop_backend import DirectBackend, LoopBackend
 from trtkv.replay.scheduler_loop.loop_result import LoopResult
 from trtkv.replay.scheduler_loop.refusal import RefusalCheck
 from trtkv.replay.scheduler_loop.scheduler_loop import SchedulerLoop, StepObserver
+from trtkv.replay.scheduler_loop.unknown_prompts import replace_unknown_prompts
 
 if TYPE_CHECKING:
     from trtkv.replay.closed_loop.closed_loop import Progress
@@ -28,8 +29,9 @@ def replay_with_scheduler(
     """Build what the loop needs, run the trace through it, and read the counters.
 
     ``seconds_per_unit``: of the trace's timestamps, for arrivals by the trace. ``backend``: instead of a fresh one,
-    made for the same trace and settings.
+    made for the same trace and settings. A trace of lengths only runs without reuse.
     """
+    trace, config = replace_unknown_prompts(trace, config)
     backend = backend or DirectBackend(config, trace.requests)
     loop = SchedulerLoop(
         backend,

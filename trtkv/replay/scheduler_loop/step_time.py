@@ -88,7 +88,7 @@ def parse_step_time(text: str) -> StepTimeModel:
         field = f"{key}_ns"
         if not separator or field not in StepTimeModel.__dataclass_fields__ or field in coefficients:
             raise InvalidInputError(
-                f"{setting!r} in step time model {text!r} is no setting; give each of base, context, generation and "
+                f"{setting!r} in step time model {text!r} is not a setting; give each of base, context, generation and "
                 "cached at most once, as in base=6ms"
             )
         coefficients[field] = _parse_time(value, text)
@@ -98,6 +98,8 @@ def parse_step_time(text: str) -> StepTimeModel:
 def _parse_time(value: str, text: str) -> float:
     match = _TIME.fullmatch(value)
     if match is None or (match[2] is None and float(match[1]) != 0):
-        raise InvalidInputError(f"{value!r} in step time model {text!r} is no time; write it as 40us (s, ms, us, ns)")
+        raise InvalidInputError(
+            f"{value!r} in step time model {text!r} is not a time; write it as 40us (s, ms, us, ns)"
+        )
     nanoseconds = float(match[1]) * _NS_PER_UNIT[match[2] or "ns"]
     return int(nanoseconds) if nanoseconds.is_integer() else nanoseconds

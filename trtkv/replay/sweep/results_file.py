@@ -101,7 +101,7 @@ def _read_runs(stream: IO[bytes], path: Path) -> dict[str, FinishedRun]:
     end = content.rfind(b"\n") + 1
     if end < len(content):
         if not content[end:].startswith(b"{"):
-            raise InvalidInputError(f"{path} ends in something that is no result of a sweep; choose another file")
+            raise InvalidInputError(f"{path} ends in something that is not a result of a sweep; choose another file")
         stream.truncate(end)
     runs = {}
     for line_number, line in enumerate(content[:end].splitlines(), 1):
@@ -118,7 +118,7 @@ def _parse_line(line: bytes, path: Path, line_number: int) -> FinishedRun:
         run = None
     if run is None or not isinstance(run.key, str) or not isinstance(run.report, dict):
         raise InvalidInputError(
-            f"{path}:{line_number}: this is no result of a sweep; choose another file, or take the line out"
+            f"{path}:{line_number}: this is not a result of a sweep; choose another file, or take the line out"
         )
     return run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import fsum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -22,6 +22,7 @@ from trtkv.traces.prefixes.infinite_matches import infinite_hit_tokens, infinite
 from trtkv.traces.prefixes.prefix_tree import PrefixTree
 from trtkv.traces.prefixes.reuse_distance import ReuseDistances, WorkingSets, measure_reuse
 from trtkv.traces.prefixes.symbols import BlockSymbols, prompt_tokens
+from trtkv.traces.sessions.protocol import SessionFacts
 
 if TYPE_CHECKING:
     from trtkv.traces.trace import RequestTrace, TraceRequest
@@ -115,6 +116,8 @@ class TraceInfo(Result):
     reuse_distance_blocks: dict[str, int | None] | None = None
     lru: tuple[CacheSize, ...] = ()
     working_sets: tuple[WorkingSets, ...] = ()
+    sessions: SessionFacts = field(default_factory=SessionFacts)
+    """What the trace says of sessions and outputs, and the protocol under which it was read."""
 
     def tables(self) -> list[Table]:
         """Lengths, and unless nothing but lengths is known: sharing, rates, cache sizes and working sets."""
@@ -139,6 +142,7 @@ class TraceInfo(Result):
             "block_size": self.block_size,
             "requests": self.requests,
             "malformed_rows": self.malformed_rows,
+            **self.sessions.to_json(),
             "span_seconds": self.span_seconds,
             "prompt_tokens": self.prompt_tokens._asdict(),
             "output_tokens": self.output_tokens._asdict(),
@@ -174,6 +178,7 @@ def describe_trace(trace: RequestTrace, *, tokens_per_block: int | None = None) 
         span_seconds=_span(requests, trace.seconds_per_unit),
         prompt_tokens=_lengths([request.input_length for request in requests]),
         output_tokens=_lengths([request.output_length for request in requests]),
+        sessions=trace.sessions,
         **(_content(requests, per_block) if trace.has_tokens else {}),
     )
 

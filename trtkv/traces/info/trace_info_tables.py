@@ -10,14 +10,18 @@ from trtkv.tables.wording import count
 
 if TYPE_CHECKING:
     from trtkv.traces.info.trace_info import Lengths, Sharing, TraceInfo
+    from trtkv.traces.sessions.protocol import SessionFacts
 
 
 def trace_info_tables(info: TraceInfo) -> list[Table]:
     """Lengths; and if more is known: sharing, rates, cache sizes and working sets."""
+    lengths = [_lengths(info)]
+    if info.sessions.session_count or info.sessions.outputs_known:
+        lengths.append(_sessions(info.sessions))
     if info.sharing is None:
-        return [_lengths(info)]
+        return lengths
     rates = rates_table("Cache without limit", info.rates)
-    return [_lengths(info), _sharing(info, info.sharing), rates, _reuse(info, info.sharing), _working_sets(info)]
+    return [*lengths, _sharing(info, info.sharing), rates, _reuse(info, info.sharing), _working_sets(info)]
 
 
 def _lengths(info: TraceInfo) -> Table:
@@ -32,6 +36,24 @@ def _lengths(info: TraceInfo) -> Table:
 
 def _length(name: str) -> Callable[[tuple[str, Lengths]], Cell]:
     return lambda row: getattr(row[1], name)
+
+
+def _sessions(facts: SessionFacts) -> Table:
+    """What a replay under the same options waits for and generates."""
+    return fact_table(
+        f"Sessions and outputs, read with --sessions {facts.protocol.sessions.value} "
+        f"--outputs {facts.protocol.outputs.value}",
+        {
+            "sessions": facts.session_count,
+            "requests that wait for another": facts.requests_with_predecessor,
+            "  inferred from prompts": facts.inferred_predecessors,
+            "predecessors that the trace lacks": facts.missing_predecessors,
+            "requests of whose output tokens are known": facts.outputs_known,
+            "output tokens known": facts.output_tokens_known,
+            "  listed or named by the trace": facts.from_ids,
+            "  told by the next prompt of the session": facts.from_continuation,
+        },
+    )
 
 
 def _sharing(info: TraceInfo, sharing: Sharing) -> Table:
