@@ -164,7 +164,7 @@ def test_kv_cache_stats_beside_a_replay() -> None:
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("[]", "neither a result of trtkv"),
         ('{"a": 1}', "neither a result of trtkv"),
         ('{"kvCacheStats": {"reusedBlocks": 1, "missedBlocks": 1}}', "field 'tokensPerBlock' is missing"),

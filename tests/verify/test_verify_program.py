@@ -35,7 +35,7 @@ def test_program_keeps_header_and_ops(tmp_path: Path) -> None:
         ({**HEADER, "config": {**CONFIG, "tokens_per_blok": 4}}, "config.tokens_per_blok is not known here"),
         ({**HEADER, "config": {"tokens_per_block": 4}}, "config.num_kv_heads_per_layer is missing"),
         ("[1]", "a JSON object is needed, this is list"),
-        ("{", "no JSON at column"),
+        ("{", "not JSON at column"),
     ],
 )
 def test_bad_header_is_refused_with_file_and_line(tmp_path: Path, header: object, reason: str) -> None:
@@ -61,7 +61,7 @@ def test_bad_header_is_refused_with_file_and_line(tmp_path: Path, header: object
         ({**ROW, "args": {"id": 1, "window": 3}}, "get_token_count: window is not known here; the fields are id"),
         ({**ROW, "args": None}, "get_token_count: is None; an object is needed"),
         ({**ROW, "obs": []}, "get_token_count: obs is []"),
-        ("", "no JSON at column 1"),
+        ("", "not JSON at column 1"),
         ('{"op":"drop_request","args":{"id":1},"ret":NaN}', "NaN is not a JSON number"),
         ("[" * 100_000, "no value of this format"),
         (
