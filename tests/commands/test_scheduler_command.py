@@ -95,7 +95,7 @@ def test_refused_requests_are_named_on_standard_error_beside_json():
         ((*LOOP, "--bounds"), "--bounds"),
         ((*LOOP, "--system", "nano"), "--system"),
         ((*LOOP, "--chunk-unit", "64"), "add it"),
-        ((*LOOP, "--chunked-context", "--chunk-unit", "65"), "no multiple"),
+        ((*LOOP, "--chunked-context", "--chunk-unit", "65"), "not a multiple"),
         ((*LOOP, "--step-time", "cubic"), "step time model 'cubic'"),
         ((*LOOP, "--max-batch-size", "0"), "max_batch_size is 0"),
         ((*LOOP, "--record", "/nowhere/x"), "/nowhere/x"),

@@ -51,14 +51,14 @@ def without_window(window: int) -> dict[int, tuple[int, int]]:
         (PLAIN, {"pool_configurations": [PoolConfiguration(64, 16, DataType.HALF)] * 2}, "two pool configurations"),
         (HYBRID, {"enable_partial_reuse": True}, "set enable_partial_reuse=False"),
         (PLAIN, {"linear_attention_metadata": make_linear_attention()}, "set enable_partial_reuse=False"),
-        (HYBRID, {"linear_attention_metadata": make_linear_attention(states_snapshot_interval=6)}, "no multiple"),
+        (HYBRID, {"linear_attention_metadata": make_linear_attention(states_snapshot_interval=6)}, "not a multiple"),
         (
             PLAIN,
             {
                 "linear_attention_metadata": make_linear_attention(states_snapshot_interval=6),
                 "enable_partial_reuse": False,
             },
-            "no multiple",
+            "not a multiple",
         ),
         (PLAIN, {"blocks_per_window": {64: (0, 2)}}, "has 0 primary blocks"),
         (PLAIN, {"sink_token_length": 1}, "sink tokens are not supported"),
