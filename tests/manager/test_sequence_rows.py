@@ -6,14 +6,24 @@ import numpy as np
 import pytest
 import torch
 
-from tests.builders import add, make_kv_cache_manager, make_linear_attention, make_request
+from tests.builders import (
+    add,
+    decode,
+    finish_prompt,
+    make_kv_cache_manager,
+    make_linear_attention,
+    make_request,
+    prefill,
+)
 from trtkv import KVCacheManager, LlmRequest
 from trtkv.common import RECURRENT_STATES
+from trtkv.errors import InvalidInputError
 from trtkv.executor.model_spec import ModelSpec
 from trtkv.executor.paged_kv_cache import PagedKvCache
 from trtkv.exporters.page_tables import export_block_table
 from trtkv.inspection.invariants import check_invariants
 from trtkv.resource_manager.kv_cache_resource_manager import KVCacheResourceManager
+from trtkv.window_block_manager.sequences import write_slot_at
 
 
 def read_rows(manager: KVCacheManager, request: LlmRequest) -> dict[str, list[int]]:
@@ -78,3 +88,66 @@ def test_a_block_given_back_by_a_rewind_has_one_owner_in_all_tables() -> None:
     assert manager.get_cache_block_ids(1, 64) == [[2]]
     for name, row in read_rows(manager, first).items():
         assert row == [0, 1], name
+
+
+def test_positions_that_left_the_window_name_nobodys_slot() -> None:
+    manager = make_kv_cache_manager(5, window=8, max_sequence_length=24)
+    request = finish_prompt(add(manager, make_request(0, 8)))
+    decode(manager, request, [1] * 9)
+    others = [add(manager, make_request(number, [50 * number] * 4)) for number in (1, 2)]
+    removed = manager.get_sequence(0).get_num_front_blocks_removed(8)
+    assert removed == 2
+    rows = read_rows(manager, request)
+    ids = rows.pop("ids")
+    assert set(ids[:removed]) == {manager.get_cache_block_ids(other.request_id, 8)[0][0] for other in others}
+    pages = rows.pop("pages")
+    assert pages == [0] * removed + ids[removed:]  # 0 is the padding asked for
+    for name, row in rows.items():
+        assert row == [-1] * removed + ids[removed:], name
+    check_invariants(manager)
+
+
+def read_table(manager: KVCacheManager) -> list[int]:
+    table = np.full((1, 1, 2, 16), -9, np.int32)
+    return [int(entry) for entry in table[0, 0, 0, : manager.copy_block_offsets(table, 0, 0)] // 2]
+
+
+@pytest.mark.parametrize("compatibility", [True, False])
+def test_tables_keep_old_entries_in_compatibility_mode_only(compatibility: bool) -> None:
+    manager = make_kv_cache_manager(16, window=8, compatibility=compatibility)
+    decode(manager, finish_prompt(add(manager, make_request(0, 8))), [1] * 9)
+    assert read_table(manager) == ([0, 1] if compatibility else [-1, -1]) + [2, 3, 4]
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_block_on_the_host_is_refused_until_it_is_back(writes: bool) -> None:
+    manager = make_kv_cache_manager(8, 4)
+    request = prefill(manager, make_request(0, 12))
+    claimer = manager.block_manager.get_window_block_manager(64).claimer
+    claimer.offload_block(manager.block_manager.get_block_by_id(1, 64))
+    if writes:
+        write_slot_at(manager.get_sequence(0).get_window(64), 1, 1)
+    readers = [
+        lambda: read_table(manager),
+        lambda: export_block_table(manager, [0], 64),
+        lambda: KVCacheResourceManager(manager).get_cache_indices(request),
+    ]
+    for read in readers:
+        with pytest.raises(InvalidInputError, match="block 1 at position 1 is on the host"):
+            read()
+    add(manager, make_request(1, 9))  # which finds the block, and brings it back to another slot
+    slots = [block.memory_pool_block_index for block in manager.get_sequence(0).get_window(64).held]
+    assert slots != [0, 1, 2]
+    for row in read_rows(manager, request).values():
+        assert row in ([0, 1, 2], slots)  # ids, or slots
+    assert read_table(manager) == slots
+
+
+def test_a_replaced_block_is_in_the_table_at_once() -> None:
+    manager = make_kv_cache_manager()
+    prefill(manager, make_request(1, 9))
+    add(manager, make_request(0, 9))
+    window = manager.block_manager.get_window_block_manager(64)
+    window.replacer.replace_shared_block(manager.get_sequence(0), 1)
+    assert read_table(manager) == manager.get_cache_block_ids(0, 64)[0]
+    check_invariants(manager)

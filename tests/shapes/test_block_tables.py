@@ -148,14 +148,15 @@ def test_positions_never_loaded_have_no_entry():
     assert row(table, 0, 1)[:2] == [NULL_ENTRY, 3]
 
 
-def test_positions_that_left_the_window_keep_their_entry():
-    manager = make_kv_cache_manager(windows={8: (20, 0)})
+@pytest.mark.parametrize("compatibility", [True, False])
+def test_positions_that_left_the_window_have_no_entry(compatibility):
+    manager = make_kv_cache_manager(windows={8: (20, 0)}, compatibility=compatibility)
     add(manager, make_request(0, 12))
     before = row(read_table(manager, 0), 0, 0)
     for _ in range(4):
         manager.add_token(0)
     assert manager.sequences[0].get_num_front_blocks_removed(8) == 2
-    assert row(read_table(manager, 0), 0, 0)[:3] == before
+    assert row(read_table(manager, 0), 0, 0)[:3] == (before if compatibility else [-1, -1, before[2]])
 
 
 def test_entries_follow_the_slot_when_blocks_change_level():

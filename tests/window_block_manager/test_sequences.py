@@ -124,13 +124,14 @@ def test_front_block_leaves_when_a_whole_one_is_outside() -> None:
         check_invariants(manager)
 
 
-def test_ids_and_table_of_blocks_that_left_stay_visible() -> None:
-    manager = make_kv_cache_manager(window=8)
+@pytest.mark.parametrize("compatibility", [True, False])
+def test_ids_of_blocks_that_left_stay_visible_and_slots_do_not(compatibility: bool) -> None:
+    manager = make_kv_cache_manager(window=8, compatibility=compatibility)
     request = finish_prompt(add(manager, make_request(1, 8)))
     before = block_ids(manager, 1)
     decode(manager, request, [1] * 5)
     assert block_ids(manager, 1)[:2] == before
-    assert record_of(manager).slots[0].tolist()[:2] == before
+    assert record_of(manager).slots[0].tolist()[:2] == (before if compatibility else [-1, before[1]])
 
 
 def test_each_block_that_left_is_free_once_and_all_are_at_the_end() -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.common import MAX_INT32, BlockId, KvCacheTransferMode, Priority, RequestId, WindowSize
-from trtkv.errors import UnknownIdError, check
+from trtkv.errors import InvalidInputError, UnknownIdError, check
+from trtkv.records.kv_cache_index import NULL_ENTRY, is_primary
 from trtkv.records.retention_config import DEFAULT_RETENTION_PRIORITY, KvCacheRetentionConfig
 
 
@@ -17,7 +18,8 @@ class SequenceWindow:
     ``held``: blocks by position, beams interleaved; out-of-window positions hold a placeholder.
     ``block_ids``: per beam the ids shown to callers; out-of-window positions keep their old id.
     ``slots``: per beam a row of the page table, as long as its ids: the slot each position had when its entry was
-    written (NULL_ENTRY: none).
+    written (NULL_ENTRY: none, or no longer in the window). Kernels get what ``read_rows`` returns.
+    ``has_moved``: whether a block that is held was moved between the levels, by hand or for somebody else.
     ``num_stored``: leading blocks that admission or the last store found in the tree at their position, the last of
     them for the request's ``last_stored_key`` at a node of ``last_node_key``, when ``num_shared_moves`` shared blocks
     had been stored at another place.
@@ -25,6 +27,7 @@ class SequenceWindow:
 
     __slots__ = (
         "block_ids",
+        "has_moved",
         "held",
         "last_node_key",
         "last_stored_key",
@@ -39,10 +42,31 @@ class SequenceWindow:
         self.block_ids: list[list[BlockId]] = [[] for _ in range(beam_width)]
         self.slots: list[array[int]] = [array("i") for _ in range(beam_width)]
         self.num_front_blocks_removed = 0
+        self.has_moved = False
         self.num_stored = 0
         self.num_shared_moves = 0
         self.last_stored_key: object = None
         self.last_node_key: object = None
+
+    def read_rows(self) -> list[array[int]]:
+        """Rows of a page table, one per beam: slots of blocks that the sequence holds, NULL_ENTRY elsewhere.
+
+        InvalidInputError if one of the blocks is not in device memory.
+        """
+        if self.has_moved:
+            return self._read_moved()
+        return [slots[:] for slots in self.slots]
+
+    def _read_moved(self) -> list[array[int]]:
+        """The rows by where the blocks lie now."""
+        for position, block in enumerate(self.held):
+            if not (block.is_placeholder or is_primary(block.memory_pool_block_index)):
+                raise InvalidInputError(
+                    f"block {block.block_id} at position {position // len(self.slots)} is on the host, so no kernel "
+                    "can read it; bring it back before its table is read"
+                )
+        slots = array("i", [NULL_ENTRY if b.is_placeholder else b.memory_pool_block_index for b in self.held])
+        return [slots[beam_idx :: len(self.slots)] for beam_idx in range(len(self.slots))]
 
 
 class GenerationRequest:
@@ -89,8 +113,11 @@ class GenerationRequest:
         return self.get_window(window_size).block_ids
 
     def get_rows(self, window_size: WindowSize) -> list[array[int]]:
-        """Copies of the rows of a page table, one per beam: the slot of each position, NULL_ENTRY for none."""
-        return [slots[:] for slots in self.get_window(window_size).slots]
+        """Copies of the rows of a page table, one per beam: the slot of each position, NULL_ENTRY for none.
+
+        InvalidInputError if a block lies on the host, where only ``offload_block``, called by hand, can put it.
+        """
+        return self.get_window(window_size).read_rows()
 
     def get_num_front_blocks_removed(self, window_size: WindowSize) -> int:
         """Blocks that left a sliding window."""

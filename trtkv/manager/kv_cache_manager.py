@@ -800,9 +800,10 @@ class KVCacheManager:
         """Write a sequence's rows into an offset table; returns the longest row. C++: copyBlockOffsets.
 
         ``output``: int32 [pools, slots, 2 (K, V), max blocks per sequence], a numpy array or CPU tensor; rows go to
-        the slots from ``output_slot_offset``, one per beam. Columns behind a row are left as they are. An entry is
-        the slot times the K and V blocks of one slot, plus 1 for V; positions without memory are NULL_ENTRY. Raises
-        InvalidInputError, with nothing written, if the table is too small.
+        the slots from ``output_slot_offset``, one per beam. Columns after a row are left as they are. An entry is
+        the slot times the K and V blocks of one slot, plus 1 for V; positions without memory and those that left a
+        sliding window are NULL_ENTRY. Raises InvalidInputError, with nothing written, if the table is too small or a
+        block lies on the host.
         """
         with self._lock:
             return self._offset_table_writer.write(output, output_slot_offset, self.get_sequence(request_id))

@@ -414,7 +414,7 @@ class KVCacheResourceManager(BaseResourceManager):
 
         These index the tensors of ``get_buffers``. Without a host level they equal the block ids; with one a
         block may lie in another slot than its id says. The window is given, or that of a layer, or the only
-        one. Positions that left a sliding window keep their last slot. With several beams the row is beam
+        one. Positions that left a sliding window are NULL_ENTRY (-1). With several beams the row is beam
         0's, followed by the last block of each other beam that has its own. ``num_blocks_per_seq`` cuts the rows.
         """
         window = self._resolve_window(layer_idx, window_size)

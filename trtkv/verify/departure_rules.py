@@ -112,6 +112,22 @@ def _has_left_blocks(step: Step) -> bool:
     return any(removed.values()) if step.window_size is None else removed.get(step.window_size, 0) > 0
 
 
+def _has_left(step: Step) -> bool:
+    """A null entry where a window of one of the sequences has moved on."""
+    args, sequences = step.recorded.args, step.manager.sequences
+    ids = [args["id"]] if "id" in args else range(args["first_slot"], args["first_slot"] + args["batch_size"])
+    return step.difference.got == -1 and any(
+        sequences[request_id].get_num_front_blocks_removed(window)
+        for request_id in ids
+        for window in step.manager.window_sizes_metadata
+    )
+
+
+def _holds_host_blocks(step: Step) -> bool:
+    """The table is refused, as a block of the sequence was offloaded by hand."""
+    return not step.recorded.has_failed and "is on the host" in str(step.outcome.error)
+
+
 def _ends_a_block(step: Step) -> bool:
     """The prompt ends a block, so that the live state of the recurrent window is a cached one."""
     request = step.request
@@ -240,6 +256,7 @@ _STORING: Final = ("store_context_blocks", "store_new_block", "store_blocks_for_
 _BUDGETS: Final = ("get_needed_blocks_one_step", "get_remaining_blocks_to_completion")
 _ADD: Final = ("add_sequence_batch",)
 _FIND: Final = ("find_blocks_in_reuse_tree_by_block_key", "find_blocks_in_reuse_tree_by_block_keys")
+_TABLES: Final = ("copy_block_offsets", "get_block_offsets_of_batch")
 _HASH: Final = r"ret\.-?\d+\.blocks\[\d+\]\[7\]"
 
 RULES: Final = (
@@ -282,6 +299,8 @@ RULES: Final = (
     Rule("0114", ("get_latest_events",), r"error", lambda step: not _fails(step) and _has_no_events(step)),
     Rule("0121", ("analyze_prefix_reuse",), r"ret\.first_new\.salt", _is_cross),
     Rule("0107", ("analyze_prefix_reuse",), r"ret.*", _is_cross),
+    Rule("0172", _TABLES, r"ret.*", _has_left),
+    Rule("0172", _TABLES, r"error", _holds_host_blocks),
     Rule("0118", ("copy_block_offsets",), r"ret\.offsets.*", lambda step: step.difference.got == -1),
     # budgets and schedulers
     Rule("0110", _BUDGETS, r"ret|obs.*", lambda step: step.recorded.args["window"] == RECURRENT_STATES),

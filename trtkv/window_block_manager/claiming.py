@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from trtkv.blocks.block_listener import RemovalReason
@@ -13,13 +13,18 @@ from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheUpdatedData
 from trtkv.records.retention_config import DEFAULT_RETENTION_PRIORITY
 from trtkv.transfers.copy_engine import LostBlockError, OffloadFailedError
-from trtkv.window_block_manager.context import WindowPart
+from trtkv.window_block_manager.context import WindowContext, WindowPart
 
 _LOGGER: Final = logging.getLogger(__name__)
 
 
 class BlockClaimer(WindowPart):
     """Takes free blocks for one window; owns counters of blocks taken."""
+
+    def __init__(self, context: WindowContext) -> None:
+        super().__init__(context)
+        self.on_held_moved: Callable[[KVCacheBlock], None] | None = None
+        """Told of a block that moves between the levels although somebody holds it."""
 
     def get_free_block(
         self,
@@ -121,12 +126,19 @@ class BlockClaimer(WindowPart):
     def _swap_out(self, block: KVCacheBlock, offload_block: KVCacheBlock) -> None:
         self._vacate(offload_block)
         block.swap_memory_pool_block_offset(offload_block)
+        if block.ref_count:
+            self._tell_holders(block)
         if self._policy.follows_tree:
             self._policy.moved(block, PRIMARY_LEVEL)
         if self._listener is not None:
             self._listener.on_moved(block, self._settings.window_size, SECONDARY_LEVEL)
         if self._event_manager is not None and self.is_announced(block):
             self._report_level(block, PRIMARY_LEVEL, SECONDARY_LEVEL, self._event_manager)
+
+    def _tell_holders(self, block: KVCacheBlock) -> None:
+        """Have the rows of its sequences follow a block."""
+        if self.on_held_moved is not None:
+            self.on_held_moved(block)
 
     def _report_level(self, block: KVCacheBlock, old: int, new: int, event_manager: KVCacheEventManager) -> None:
         data = KVCacheUpdatedData(block.hash, cache_level=(old, new))
@@ -185,6 +197,8 @@ class BlockClaimer(WindowPart):
         helper = self.get_free_block(mode=mode, directory=directory)
         self.copy_in(block, helper, 0, mode, directory)
         block.swap_memory_pool_block_offset(helper)
+        if block.ref_count:
+            self._tell_holders(block)
         if self._policy.follows_tree:
             self._policy.moved(block, SECONDARY_LEVEL)
         if self._listener is not None:

@@ -8,7 +8,7 @@ from trtkv.common import PRIMARY_LEVEL
 from trtkv.errors import OutOfBlocksError, UnknownIdError
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.context import WindowContext, WindowPart
-from trtkv.window_block_manager.sequences import SequenceBlocks
+from trtkv.window_block_manager.sequences import SequenceBlocks, write_slot_at
 
 
 class BlockReplacer(WindowPart):
@@ -64,6 +64,11 @@ class BlockReplacer(WindowPart):
             block.compute_hash()
             window.block_ids[beam_idx][block_idx] = block.block_id
             window.held[first + beam_idx] = block
+        self._write_slots(window, beam_width, block_idx)
+
+    def _write_slots(self, window: SequenceWindow, beam_width: int, block_idx: int) -> None:
+        """Have the table name the new blocks."""
+        write_slot_at(window, beam_width, block_idx)
 
     def _take_instead(self, entries: list[KVCacheBlock], sequence: GenerationRequest) -> list[KVCacheBlock]:
         """As many blocks as were let go; where a copy engine fails, those are held again."""

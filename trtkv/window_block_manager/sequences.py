@@ -71,6 +71,7 @@ class SequenceBlocks(WindowPart):
         super().__init__(context)
         self._placeholder = create_swa_placeholder()  # stands at positions that left the window
         self._claimer = claimer
+        claimer.on_held_moved = self.note_moved
         self.allocated_blocks_per_seq: dict[RequestId, SequenceWindow] = {}
         self.rewind_reserve = 0
         """Tokens by which a sequence may be rewound: a sliding window keeps that many more."""
@@ -84,6 +85,11 @@ class SequenceBlocks(WindowPart):
             return self.allocated_blocks_per_seq[request_id]
         except KeyError:
             raise UnknownIdError(f"request {request_id} holds no blocks; add its sequence first") from None
+
+    def note_moved(self, block: KVCacheBlock) -> None:
+        """Have the rows of all sequences that hold a block written anew when they are read."""
+        for window in self.allocated_blocks_per_seq.values():
+            window.has_moved |= block in window.held
 
     # -- pins -------------------------------------------------------------------------------------
 
@@ -244,6 +250,7 @@ class SequenceBlocks(WindowPart):
         index = window.num_front_blocks_removed
         block = window.held[index]
         window.held[index] = self._placeholder
+        self._blank_entry(window, index)
         window.num_front_blocks_removed += 1
         if block.block_id == PLACEHOLDER_BLOCK_ID:
             return
@@ -251,6 +258,10 @@ class SequenceBlocks(WindowPart):
         block.dec_ref_count()
         if not block.ref_count:
             self._policy.release_block(block)
+
+    def _blank_entry(self, window: SequenceWindow, block_idx: int) -> None:
+        """Take the slot of a position that left the window out of the table: it may be another sequence's soon."""
+        window.slots[0][block_idx] = NULL_ENTRY
 
     # -- shrinking --------------------------------------------------------------------------------
 

@@ -30,6 +30,9 @@ class RecordedBlockClaimer(BlockClaimer):
     def _vacate(self, offload_block: KVCacheBlock) -> None:
         """It stays in the tree, under the tokens it had."""
 
+    def _tell_holders(self, block: KVCacheBlock) -> None:
+        """Their rows keep the old slot."""
+
     def _changes_queue(self, block: KVCacheBlock) -> bool:
         """A free block stays in the queue of the level it left."""
         return False

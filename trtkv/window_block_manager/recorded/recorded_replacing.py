@@ -20,3 +20,6 @@ class RecordedBlockReplacer(BlockReplacer):
     def _index_before(self, window: SequenceWindow, first: int, beam_width: int) -> int:
         """The last entry, wherever the replaced one stands."""
         return len(window.held) - beam_width
+
+    def _write_slots(self, window: SequenceWindow, beam_width: int, block_idx: int) -> None:
+        """The caller does."""

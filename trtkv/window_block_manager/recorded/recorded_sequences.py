@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from trtkv.blocks.generation_request import SequenceWindow
 from trtkv.window_block_manager.sequences import SequenceBlocks
 
 
 class RecordedSequenceBlocks(SequenceBlocks):
     """Blocks of sequences as recorded."""
+
+    def _blank_entry(self, window: SequenceWindow, block_idx: int) -> None:
+        """It keeps its slot."""
 
     def ends_block(self, num_tokens: int) -> bool:
         """Lengths count modulo the window."""
