@@ -90,3 +90,20 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(MissingExtraError, match=r'pip install "trtkv\[metrics\]"'):
         KvCacheMetrics(object())
+
+
+def test_publisher_and_listener_are_shown() -> None:
+    pytest.importorskip("zmq", reason="pyzmq is not installed; it carries the messages")
+    from trtkv.exporters.zmq_event_publisher import ZmqEventPublisher
+
+    registry = prometheus_client.CollectorRegistry()
+    metrics = KvCacheMetrics(registry)
+    with ZmqEventPublisher("tcp://127.0.0.1:*") as publisher:
+        publisher.publish(b"abc")
+        metrics.record_publisher(publisher)
+        for field, value in publisher.counters._asdict().items():
+            assert registry.get_sample_value(f"trtkv_publisher_{field.removeprefix('num_')}") == value
+    metrics.record_listener(0.5, 3)
+    assert registry.get_sample_value("trtkv_publisher_published_bytes") == 3
+    assert registry.get_sample_value("trtkv_listener_lag_seconds") == 0.5
+    assert registry.get_sample_value("trtkv_listener_missed_batches") == 3

@@ -150,7 +150,7 @@ def test_both_layouts_of_answers_are_read(frames: list[bytes]) -> None:
 
 @pytest.mark.parametrize("frames", [[], [b"x"], [b"topic", b"short", b"payload"]])
 def test_other_frames_are_refused(frames: list[bytes]) -> None:
-    with pytest.raises(InvalidInputError, match="no event message"):
+    with pytest.raises(InvalidInputError, match="not an event message"):
         read_message(frames)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from trtkv.common import RECURRENT_STATES, WindowSize
 from trtkv.errors import MissingExtraError
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+from trtkv.exporters.zmq_event_publisher import ZmqEventPublisher
 from trtkv.records.stats import KvCacheIterationStats, KvCacheStats
 
 _ITERATION_COUNTERS = {
@@ -35,6 +36,22 @@ _GAUGES = {
     "secondary_free_num_blocks": ("secondary_free_blocks", "Secondary blocks that hold nothing or can be recycled"),
     "secondary_used_num_blocks": ("secondary_used_blocks", "Secondary blocks held by sequences or pins"),
 }
+
+
+_PUBLISHER = {
+    "num_published": "Event batches published so far",
+    "num_published_bytes": "Bytes of event batches published so far",
+    "num_subscriptions": "Subscriptions to event batches now",
+    "num_dropped": "Event batches so far that at least one subscriber did not get, as it did not read",
+    "num_kept": "Event batches kept for replays",
+    "num_kept_bytes": "Bytes of event batches kept for replays",
+    "num_replays": "Replays of event batches asked for so far",
+    "num_replayed": "Event batches sent again so far",
+    "num_replays_active": "Replays of event batches under way",
+    "num_replays_aborted": "Replays of event batches given up: the client did not read, was gone or asked anew",
+    "num_replays_refused": "Requests for replays of event batches refused so far",
+}
+"""Field of PublisherCounters -> help."""
 
 
 class KvCacheMetrics:
@@ -71,6 +88,11 @@ class KvCacheMetrics:
             "prompt_cached_tokens", "Prompt tokens of admitted requests taken from the cache."
         )
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of admitted requests.")
+        self._publisher_gauges = {
+            field: gauge(f"publisher_{field.removeprefix('num_')}", f"{text}.") for field, text in _PUBLISHER.items()
+        }
+        self._listener_lag = gauge("listener_lag_seconds", "Time from packing to reading of the newest event batch.")
+        self._listener_missed = gauge("listener_missed_batches", "Event batches that never reached the listener.")
         self._dropped_events = gauge("dropped_events", "Events lost so far because nobody read them in time.")
 
     def _of(self, metric: Any, **more: str) -> Any:
@@ -100,6 +122,16 @@ class KvCacheMetrics:
         """Count an admitted request: its prompt, and what of it need not be computed (prepopulated_prompt_len)."""
         self._of(self._prompt_tokens).inc(num_prompt_tokens)
         self._of(self._cached_tokens).inc(num_cached_tokens)
+
+    def record_publisher(self, publisher: ZmqEventPublisher) -> None:
+        """Set what a publisher has published, dropped and sent again so far."""
+        for field, value in publisher.counters._asdict().items():
+            self._of(self._publisher_gauges[field]).set(value)
+
+    def record_listener(self, lag_s: float, num_missed: int) -> None:
+        """Set how late the newest batch was read, and how many were missed so far."""
+        self._of(self._listener_lag).set(lag_s)
+        self._of(self._listener_missed).set(num_missed)
 
     def record_events(self, event_manager: KVCacheEventManager) -> None:
         """Set the number of lost events."""
