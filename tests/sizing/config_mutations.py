@@ -42,6 +42,7 @@ OTHER_VALUES: tuple[Any, ...] = (
     {"value": 8},
     [[[[[[]]]]]],
 )
+NONSENSE_LETTERS = "bfgjqwyz"
 HUGE_VALUES = (10**6, 2**31 - 1, 2**31, 2 * 10**9, 10**18, 10**400)
 
 
@@ -66,10 +67,9 @@ def mutate(config: Config, chance: random.Random) -> Mutation:
     key = path[-1]
     kind = chance.choice(("renamed", "removed", "zero", "negative", "huge", "nested", "other"))
     if kind == "renamed":
-        typo = key[:-3] + key[-2:]
-        new = chance.choice(
-            (f"{key}_", f"my_{key}", key.replace("num_", "n_"), key.replace("_", ""), typo, key.upper())
-        )
+        new = _other_name(key, chance)
+        if holder[key] is None and set(new) <= set(NONSENSE_LETTERS):
+            kind = "removed"  # null under a name that says nothing is a fact no longer
         holder[new if new not in holder else f"{key}__"] = holder.pop(key)
     elif kind == "removed":
         del holder[key]
@@ -84,6 +84,24 @@ def mutate(config: Config, chance: random.Random) -> Mutation:
     else:
         holder[key] = copy.deepcopy(chance.choice(OTHER_VALUES))
     return Mutation(kind, path, changed)
+
+
+def _other_name(key: str, chance: random.Random) -> str:
+    """A misspelling, another style, or letters that say nothing."""
+    words = key.split("_")
+    return chance.choice(
+        (
+            f"{key}_",
+            f"my_{key}",
+            f"{key}_old",
+            key.replace("num_", "n_"),
+            key.replace("_", ""),
+            words[0] + "".join(map(str.capitalize, words[1:])) + ("" if words[1:] else "X"),
+            key[:-3] + key[-2:],
+            key.upper(),
+            "".join(chance.choices(NONSENSE_LETTERS, k=6)),
+        )
+    )
 
 
 def _pick(config: Config, chance: random.Random) -> tuple[tuple[str, ...], Config]:

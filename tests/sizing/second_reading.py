@@ -43,13 +43,33 @@ CLASS_DEFAULTS: dict[str, tuple[int, int, int, int | None, int | None, int | Non
     "ernie4_5_moe": (28, 2560, 20, 4, None, None),
     "seed_oss": (64, 4096, 80, 8, 128, None),
     "exaone4": (32, 4096, 32, 32, None, 4096),
+    "granite": (32, 4096, 32, None, None, None),
+    "cohere": (40, 8192, 64, None, None, None),
+    "qwen3_vl_text": (32, 4096, 32, 32, 128, None),
+    "smollm3": (36, 2048, 16, 4, None, None),
+    "glm4": (40, 4096, 32, 2, 128, None),
+    "dots1": (62, 4608, 32, 32, None, 4096),
+    "hunyuan_v1_moe": (32, 4096, 32, None, None, None),
+    "deepseek_v2": (32, 4096, 32, None, None, None),
     "laguna": (40, 2048, 48, 8, 128, 512),
     "minimax_m2": (62, 3072, 48, 8, 128, None),
     "step3_text": (61, 7168, 64, 1, 256, None),
     "nemotron_h": (52, 4096, 32, 8, 128, None),
     "jamba": (32, 4096, 32, 8, None, None),
 }
-NO_DEFAULTS = ("glm4_moe", "internlm2", "mimo", "baichuan", "step3p5", "nemotron-nas", "minimax_m3", "dbrx")
+NO_DEFAULTS = (
+    "qwen3_omni_moe_text",
+    "minimax_text_01",
+    "chatglm",
+    "glm4_moe",
+    "internlm2",
+    "mimo",
+    "baichuan",
+    "step3p5",
+    "nemotron-nas",
+    "minimax_m3",
+    "dbrx",
+)
 LATENT: dict[str, tuple[int | None, int | None, int | None]] = {
     # layers, latent, rotary
     "deepseek_v2": (32, 512, 64),
@@ -157,9 +177,8 @@ def _read(config: Config) -> Reading:
     facts = _Facts(config)
     if config.get("is_encoder_decoder") or config.get("compress_ratios"):
         raise NoAnswerError
-    if facts.kind in LATENT and not (
-        facts.kind == "deepseek_v2" and "kv_lora_rank" in config and config["kv_lora_rank"] is None
-    ):
+    without = config.get("use_mla") is False or config.get("kv_lora_rank", 0) is None
+    if facts.kind in LATENT and not (facts.kind == "deepseek_v2" and without):
         return _latent(facts)
     if facts.kind in SPECIAL:
         return SPECIAL[facts.kind](facts)
@@ -264,8 +283,8 @@ def _kinds_by_rule(facts: _Facts, count: int) -> list[str]:
     if kind == "jamba":
         period, offset = _whole(config.get("attn_layer_period", 8)), _whole(config.get("attn_layer_offset", 4), 0)
         return ["full" if i % period == offset else "state" for i in range(count)]
-    if kind in ("qwen2", "qwen2_moe", "qwen2_5_vl", "qwen3", "qwen3_moe", "mimo"):
-        switch = config.get("use_sliding_window", False)
+    if kind in ("qwen2", "qwen2_moe", "qwen2_5_vl", "qwen3", "qwen3_moe", "mimo", "dots1", "qwen3_omni_moe_text"):
+        switch = config.get("use_sliding_window") or False
         if window is None:
             return ["full"] * count
         if not isinstance(switch, bool):
@@ -276,7 +295,11 @@ def _kinds_by_rule(facts: _Facts, count: int) -> list[str]:
         return ["sliding" if i >= first else "full" for i in range(count)]
     every = {"gemma2": 2, "gemma3_text": 6, "gemma3n_text": 5, "gemma4_text": 6, "gpt_oss": 2, "olmo3": 4, "exaone4": 4}
     if kind in every and window is not None:
-        period = _whole(config.get("sliding_window_pattern", every[kind]))
+        pattern = config.get("sliding_window_pattern", every[kind])
+        if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
+            kinds = [{"L": "sliding", "G": "full"}[pattern[i % len(pattern)]] for i in range(count)]
+            return [*kinds[:-1], "full"]
+        period = _whole(pattern)
         return ["full" if i % period == period - 1 else "sliding" for i in range(count)]
     if kind in ("mistral", "mixtral", "ministral3", "phi3") and window is not None:
         return ["sliding"] * count
@@ -358,10 +381,57 @@ def _step3(facts: _Facts) -> Reading:
     return {"full": facts.layers * 2 * _whole(groups) * facts.size}
 
 
+def _chatglm(facts: _Facts) -> Reading:
+    config = facts.config
+    many, groups = config.get("multi_query_attention"), config.get("multi_query_group_num")
+    if many is not None and not isinstance(many, bool):
+        raise NoAnswerError
+    if "multi_query_attention" not in config and groups is not None:
+        raise NoAnswerError
+    size = config.get("kv_channels")
+    if size is None:
+        if _whole(facts.one("hidden")) % facts.heads:
+            raise NoAnswerError
+        size = _whole(facts.one("hidden")) // facts.heads
+    heads = _whole(groups) if many else facts.heads
+    if facts.heads % heads:
+        raise NoAnswerError
+    return {"full": _whole(config.get("num_layers")) * 2 * heads * _whole(size)}
+
+
+def _hunyuan(facts: _Facts) -> Reading:
+    share, every = facts.config.get("use_cla"), 1
+    if share is not None and not isinstance(share, bool):
+        raise NoAnswerError
+    if share:
+        every = _whole(facts.config.get("cla_share_factor"))
+    return {"full": -(-facts.layers // every) * 2 * facts.kv() * facts.size}
+
+
+def _kimi_linear(facts: _Facts) -> Reading:
+    linear = facts.config.get("linear_attn_config")
+    if not isinstance(linear, dict):
+        raise NoAnswerError
+    full, states = linear.get("full_attn_layers"), linear.get("kda_layers")
+    if not isinstance(full, list) or not isinstance(states, list):
+        raise NoAnswerError
+    if sorted(map(_whole, [*full, *states])) != list(range(1, facts.layers + 1)):
+        raise NoAnswerError
+    each = _whole(facts.config.get("kv_lora_rank")) + _whole(facts.config.get("qk_rope_head_dim"))
+    return {"full": len(full) * each}
+
+
+def _minimax(facts: _Facts) -> Reading:
+    kinds = facts.config.get("attn_type_list")
+    if not isinstance(kinds, list) or len(kinds) != facts.layers or any(kind not in (0, 1) for kind in kinds):
+        raise NoAnswerError
+    return {"full": sum(kinds) * 2 * facts.kv() * facts.size}
+
+
 def _step3p5(facts: _Facts) -> Reading:
     config, other = facts.config, facts.config.get("attention_other_setting")
     full = _whole(config.get("num_attention_groups"))
-    if facts.heads % full:
+    if facts.one("heads") is not None and facts.heads % full:
         raise NoAnswerError
     reading: Reading = {}
     for kind in _kinds(facts):
@@ -383,4 +453,8 @@ SPECIAL: dict[str, Callable[[_Facts], Reading]] = {
     "baichuan": _baichuan,
     "step3_text": _step3,
     "step3p5": _step3p5,
+    "chatglm": _chatglm,
+    "hunyuan_v1_moe": _hunyuan,
+    "kimi_linear": _kimi_linear,
+    "minimax_text_01": _minimax,
 }

@@ -65,6 +65,13 @@ _FLAGS: Final = ("multi_query", "new_decoder_architecture", "use_sliding_window"
 
 _ALL_FACTS: Final = frozenset(_STAND_INS) | {name for names in OTHER_NAMES.values() for name in names}
 
+_NOT_HEADS: Final = frozenset({"dim_model_base", "max_window_layers", "mup_denominator"})
+"""Numbers of real configs that have the size of a head and are none."""
+
+_SMALLEST_HEAD: Final = 16
+_LARGEST_HEAD: Final = 1024
+_SMALLEST_WINDOW: Final = 64
+
 _ALIKE: Final = 0.8
 """Likeness from which a key counts as a misspelling of another."""
 
@@ -130,8 +137,8 @@ def check_keys_of_unknown_type(config: HfConfig, model_type: str) -> None:
         )
 
 
-def check_keys_of_known_type(config: HfConfig, family: ModelFamily, *, is_latent: bool) -> None:
-    """Refuse a config of a known type that leaves a fact out but has a key that may stand for it.
+def check_keys_that_are_left(config: HfConfig, family: ModelFamily, *, is_latent: bool) -> None:
+    """Refuse a config that leaves a fact out but has a key that may stand for it, or one that belongs to another type.
 
     Called after everything is read, so that keys nothing asked for are those that are not understood.
     """
@@ -160,7 +167,12 @@ def check_keys_of_known_type(config: HfConfig, family: ModelFamily, *, is_latent
         if key in _ALWAYS_WRITTEN and not config.is_part and family.defaults.get(key) is not None:
             raise InvalidInputError(f"{config.source}: {key} is missing; the cache cannot be sized without it")
         is_derived = key in _DERIVED and not family.defaults.get(key)
-        found = {name for name in unread if _may_stand_for(key, name, config.peek(name), is_derived=is_derived)}
+        found = {
+            name
+            for name in unread
+            if _may_stand_for(key, name, config.peek(name), is_derived=is_derived)
+            or (is_derived and _is_likely_value(config, key, name))
+        }
         if found:
             raise InvalidInputError(f"{config.source}: {key} is missing, and {listed_keys(found)} may stand for it")
 
@@ -187,6 +199,21 @@ def _may_stand_for(key: str, name: str, value: object, *, is_derived: bool) -> b
     if any(word in name.lower() for word in _STAND_INS[key]):
         return value is not None or _is_alike(key, name)
     return _is_alike(key, name) or (value is not None and not is_derived and not is_ordinary(name))
+
+
+def _is_likely_value(config: HfConfig, key: str, name: str) -> bool:
+    """Whether a number under a name that says nothing has a size of the missing fact, and would change the result."""
+    value = config.peek(name)
+    if type(value) is not int or is_ordinary(name) or name in _ALL_FACTS or name in _NOT_HEADS:
+        return False
+    if key == "head_dim":
+        heads, hidden_size = config.get("num_attention_heads"), config.get("hidden_size")
+        derived = hidden_size // heads if type(heads) is int and type(hidden_size) is int and heads > 0 else None
+        return _SMALLEST_HEAD <= value <= _LARGEST_HEAD and value % 8 == 0 and value != derived
+    if key == "sliding_window":
+        return value >= _SMALLEST_WINDOW
+    num_layers = config.get("num_hidden_layers")
+    return type(num_layers) is int and 0 < value < num_layers
 
 
 def _is_alike(key: str, name: str) -> bool:

@@ -13,7 +13,7 @@ from trtkv.common import RECURRENT_STATES, CacheType, DataType, WindowSize
 from trtkv.errors import InvalidInputError
 from trtkv.sizing.checkpoint_cache_type import CheckpointCacheType, quant_file_beside, read_checkpoint_cache_type
 from trtkv.sizing.hf_config import CONFIG_FILE_NAME, HfConfig, config_file, read_hf_config
-from trtkv.sizing.key_check import check_keys_of_known_type, check_keys_of_unknown_type
+from trtkv.sizing.key_check import check_keys_of_unknown_type, check_keys_that_are_left
 from trtkv.sizing.kv_heads import check_kv_heads, read_global_heads, read_num_kv_heads, read_size_per_head
 from trtkv.sizing.layer_kinds import WHOLE_SEQUENCE, Layer, LayerKind
 from trtkv.sizing.layer_rules import read_layers
@@ -141,8 +141,7 @@ def make_model_shape(
         index_head_dim=config.integer("index_head_dim") if LayerKind.INDEXED in kinds else 0,
         notes=(),
     )
-    if family is not None:
-        check_keys_of_known_type(config, family, is_latent=is_latent)
+    check_keys_that_are_left(config, family or ModelFamily(kv_heads="written"), is_latent=is_latent)
     asked = read_checkpoint_cache_type(config, quant_file) if ask_checkpoint else CheckpointCacheType(None, ())
     notes += [*_default_notes(config), *_layer_notes(config, layers, cached, is_latent), *asked.notes]
     return replace(shape, kv_dtype=asked.dtype or dtype, notes=tuple(notes), facts=config.facts)

@@ -105,7 +105,10 @@ class PlanReport(Result):
             )
             facts["requests at a time"] = self.room.num_requests
             facts["tokens of these requests"] = self.room.num_tokens
-            facts["limited by window"] = _window_size_name(self.room.tightest_window)
+            tightest = self.room.tightest_window
+            facts["limited by window"] = next(
+                window_name(window) for window in self.plan.windows if window.window_size == tightest
+            )
             if self.plan.options.host_memory_bytes:
                 facts["requests kept on the host"] = self.room.host_requests
         return facts
@@ -170,10 +173,6 @@ def _needed_json(needed: NeededMemory) -> dict[str, object]:
 def _window_size_or_none(size: WindowSize) -> int | None:
     """None for recurrent states."""
     return None if size == RECURRENT_STATES else size
-
-
-def _window_size_name(size: WindowSize) -> str:
-    return "states" if size == RECURRENT_STATES else count(size)
 
 
 def _window_json(window: WindowPlan) -> dict[str, object]:
