@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, NamedTuple
@@ -28,13 +28,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tools.arguments import at_least, existing_folder, run_tool
 from trtkv.replay.closed_loop.run import replay_trace
 from trtkv.replay.config import ReplayConfig
-from trtkv.traces.sessions.protocol import OLD_PROTOCOL
+from trtkv.traces.sessions.protocol import OLD_PROTOCOL, Outputs, SessionProtocol, Sessions
 from trtkv.traces.trace import RequestTrace
 from trtkv.traces.trace_reader import read_trace
 
 Run = dict[str, Any]
 
-RUN_FILES: Final = ("reference_runs.json", "reference_runs_windows.json")
+RUN_FILES: Final = ("reference_runs.json", "reference_runs_windows.json", "session_runs.json")
 SETTINGS: Final = (
     "trace",
     "window",
@@ -44,6 +44,8 @@ SETTINGS: Final = (
     "host_tokens",
     "live",
     "partial_reuse",
+    "sessions",
+    "outputs",
 )
 COUNTS: Final = (
     "requests",
@@ -55,6 +57,10 @@ COUNTS: Final = (
     "missed",
     "prepopulated_tokens",
 )
+
+
+FACTS: Final = ("skipped_requests", "outputs_known")
+"""What runs with sessions count besides."""
 
 
 class TraceSource(NamedTuple):
@@ -69,8 +75,18 @@ SOURCES: Final = {
     "conversation": TraceSource("mooncake/conversation_trace.jsonl", block_size=512),
     "conversation-2000": TraceSource("mooncake/conversation_trace.jsonl", block_size=512, limit=2000),
     "synthetic": TraceSource("mooncake/synthetic_trace.jsonl", block_size=512),
+    "synthetic-1000": TraceSource("mooncake/synthetic_trace.jsonl", block_size=512, limit=1000),
+    "agentic": TraceSource("agentic"),
     "sharegpt-llama": TraceSource("sharegpt/sharegpt-llama-3.1-8b-300-sps10.jsonl"),
 }
+
+
+def source_of(name: str) -> TraceSource:
+    """Where a trace lies: one of SOURCES, or ``agentic-N``, a session of the agentic folder."""
+    folder, _, number = name.partition("-")
+    if folder == "agentic" and number.isdigit():
+        return TraceSource(f"agentic/trace_{number}.json")
+    return SOURCES[name]
 
 
 class Outcome(NamedTuple):
@@ -86,7 +102,7 @@ class Outcome(NamedTuple):
         """Counts that differ, as text."""
         return [
             f"{name} expected {self.run[name]} got {self.counts[name]}"
-            for name in COUNTS
+            for name in self.counts
             if self.run[name] != self.counts[name]
         ]
 
@@ -102,13 +118,18 @@ def load_runs(shared: Path, selection: Sequence[str] = ()) -> list[Run]:
     return runs
 
 
-@cache
-def load_trace(shared: Path, name: str) -> RequestTrace:
-    """The trace of that name; each process reads it once."""
-    source = SOURCES[name]
+@lru_cache(maxsize=2)
+def load_trace(shared: Path, name: str, protocol: SessionProtocol = OLD_PROTOCOL) -> RequestTrace:
+    """The trace of that name; each process reads it once, as runs of a trace follow each other."""
+    source = source_of(name)
     return read_trace(
-        shared / "traces" / source.path, block_size=source.block_size, limit=source.limit, **OLD_PROTOCOL.options
+        shared / "traces" / source.path, block_size=source.block_size, limit=source.limit, **protocol.options
     )
+
+
+def protocol_of(run: Run) -> SessionProtocol:
+    """Sessions and outputs of a reference run; runs that do not say ignore both."""
+    return SessionProtocol(Sessions(run["sessions"]), Outputs(run["outputs"])) if "sessions" in run else OLD_PROTOCOL
 
 
 def config_of(run: Run, compatibility: bool) -> ReplayConfig:
@@ -117,15 +138,18 @@ def config_of(run: Run, compatibility: bool) -> ReplayConfig:
     if "window" in run:
         windows = (run["window"], None) if run["full_attention_too"] else (run["window"],)
     names = ("tokens_per_block", "capacity_tokens", "host_tokens", "live", "partial_reuse")
-    return ReplayConfig(**{name: run[name] for name in names}, windows=windows, compatibility=compatibility)
+    settings = {name: run[name] for name in names}
+    if settings["capacity_tokens"] == "inf":
+        settings["capacity_tokens"] = None
+    return ReplayConfig(**settings, windows=windows, compatibility=compatibility)
 
 
 def compare(run: Run, shared: Path, compatibility: bool) -> Outcome:
     """Replay one run in one mode."""
-    trace = load_trace(shared, run["trace"])
+    trace = load_trace(shared, run["trace"], protocol_of(run))
     start = perf_counter()
     report = replay_trace(trace, config_of(run, compatibility))[0].to_json()
-    counts = {name: int(str(report[name])) for name in COUNTS}
+    counts = {name: int(str(report[name])) for name in (*COUNTS, *FACTS) if name in run}
     seconds = perf_counter() - start
     gc.collect()  # the manager of this run is a cycle
     return Outcome(run, counts, seconds, compatibility)
@@ -180,7 +204,9 @@ def main() -> int:
         print(describe(outcomes), flush=True)
         num_different += bool(outcomes[-1].differences)
         num_compatibility += len(outcomes) > 1
-    print(f"{len(runs)} runs: {num_different} different, {num_compatibility} compared in compatibility mode as well")
+    num_sessions = sum("sessions" in run for run in runs)
+    compared = f"{len(runs)} runs, {num_sessions} of them with sessions"
+    print(f"{compared}: {num_different} different, {num_compatibility} compared in compatibility mode as well")
     return 1 if num_different else 0
 
 

@@ -35,6 +35,10 @@ def test_a_sliding_window_alone_and_beside_full_attention(shared_dir):
     assert differences(shared_dir, "auto", *selection) == []
 
 
+def test_sessions_and_outputs_of_the_trace(shared_dir):
+    assert differences(shared_dir, "compatibility", "trace=agentic", "tokens_per_block=64") == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "partial_reuse", "reused", "prompt_blocks", "prepopulated_tokens", "prompt_tokens"),
