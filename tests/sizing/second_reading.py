@@ -376,7 +376,7 @@ def _baichuan(facts: _Facts) -> Reading:
 
 def _step3(facts: _Facts) -> Reading:
     groups = facts.config.get("num_attention_groups", 1)
-    if facts.heads % _whole(groups):
+    if facts.one("heads") is not None and facts.heads % _whole(groups):
         raise NoAnswerError
     return {"full": facts.layers * 2 * _whole(groups) * facts.size}
 
