@@ -32,7 +32,15 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("around a manager", ("inspection.*", "exporters.*", "nano.*")),
     (
         "users of a manager",
-        ("scheduler.*", "resource_manager.*", "executor.*", "nano_engine.*", "sizing.*", "bindings.*"),
+        (
+            "scheduler.*",
+            "resource_manager.*",
+            "executor.*",
+            "nano_engine.*",
+            "transformers_cache.*",
+            "sizing.*",
+            "bindings.*",
+        ),
     ),
     (
         "traces",
@@ -107,8 +115,14 @@ TOP_LEVEL_ALLOWED: Final[Mapping[str, tuple[str, ...]]] = {
     "pydantic": ("records.config",),
     "ray": (),
     "tokenizers": (),
-    "torch": ("transfers.torch_copy_engine", "transfers.file_copy_engine", "executor.*", "nano_engine.*"),
-    "transformers": (),
+    "torch": (
+        "transfers.torch_copy_engine",
+        "transfers.file_copy_engine",
+        "executor.*",
+        "nano_engine.*",
+        "transformers_cache.*",
+    ),
+    "transformers": ("transformers_cache.paged_cache",),
     "typer": ("commands.*", "cli"),
     "zmq": (),
     "zstandard": (),

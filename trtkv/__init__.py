@@ -88,6 +88,7 @@ PUBLIC_NAMES: Final = {
     "traces.info.trace_info": ("describe_trace",),
     "traces.trace": ("RequestTrace", "TraceRequest"),
     "traces.trace_reader": ("read_trace",),
+    "transformers_cache.paged_cache": ("PagedCache",),
     "transfers.copy_engine": ("BlockCopy", "CopyEngine", "NullCopyEngine", "RecordingCopyEngine"),
     "transfers.cupy_copy_engine": ("CupyCopyEngine",),
     "transfers.file_copy_engine": ("FileCopyEngine",),
@@ -206,6 +207,7 @@ if TYPE_CHECKING:
     from trtkv.transfers.cupy_copy_engine import CupyCopyEngine as CupyCopyEngine
     from trtkv.transfers.file_copy_engine import FileCopyEngine as FileCopyEngine
     from trtkv.transfers.torch_copy_engine import TorchCopyEngine as TorchCopyEngine
+    from trtkv.transformers_cache.paged_cache import PagedCache as PagedCache
     from trtkv.verify import TraceRecorder as TraceRecorder
     from trtkv.verify import verify_programs as verify_programs
 else:
