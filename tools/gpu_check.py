@@ -1,7 +1,8 @@
 """Checks kernels and copy engines on a GPU: equality with the references, compute-sanitizer, times. Under 4 minutes.
 
-Needs torch with CUDA and CuPy; without a GPU it says so and exits with 0. Exit code 1 when something differs, when
-compute-sanitizer reports an error, or when a part raises.
+Needs torch with CUDA, NumPy and CuPy; without them or without a GPU it says so and exits with 0. The check of the
+executor needs pydantic and transformers too, and is left out without them. Exit code 1 when something differs, when a
+part raises, and when compute-sanitizer reports an error or does not come to its end.
 
 Run: ``python tools/gpu_check.py [--no-sanitizer] [--json FILE]``
 """
@@ -9,20 +10,16 @@ Run: ``python tools/gpu_check.py [--no-sanitizer] [--json FILE]``
 from __future__ import annotations
 
 import argparse
-import glob
-import importlib.util
+import importlib
 import json
+import math
 import random
-import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -30,21 +27,20 @@ sys.path.insert(0, str(ROOT))
 if TYPE_CHECKING:
     import torch
 
+    from tools.gpu_times import Timing
     from trtkv.kernels.kernel_launch import Backend
     from trtkv.pools.kv_cache_block_pool import KVCacheBlockPool
 
-SANITIZER_TIMEOUT_S = 100
-
-
-@dataclass
-class Timing:
-    """One measured operation beside the floor it can be held against."""
-
-    name: str
-    microseconds: float
-    floor_microseconds: float
-    """Launch of an empty kernel, or torch's copy of the same bytes."""
-    gigabytes_per_second: float | None = None
+NUM_ROUNDS = 40
+ROUNDS_AT_ONCE = 4
+"""A check looks at the clock after so many rounds."""
+CHECKS_S = 80.0
+"""Seconds for all checks; a check that is slower than its share does fewer rounds and says how many."""
+SANITIZER_S = 45.0
+"""Seconds for each tool of compute-sanitizer."""
+TIMES_S = 40.0
+"""Seconds after which no further time is measured."""
+PIP_NAMES = {"cupy": "cupy-cuda12x (or cupy-cuda13x)"}
 
 
 # -- equality -----------------------------------------------------------------------------------------
@@ -214,6 +210,52 @@ def check_executor(device: str, backend: Backend, seed: int, num_rounds: int) ->
         expect_equal(outputs[-1], outputs[0], f"tokens on {place} with {type(engine).__name__}")
 
 
+def check_graph_capture(device: str, backend: Backend, seed: int, num_rounds: int) -> None:
+    """A page table in a CUDA graph, replayed while the offset table below it changes; called directly on a CPU."""
+    import torch
+
+    from trtkv.kernels.block_offsets import make_offset_rule
+    from trtkv.kernels.offset_table import DeviceOffsetTable
+    from trtkv.kernels.page_table import build_page_table, create_page_table
+
+    rng = random.Random(seed)
+    rows, width, tokens, slots = 5, 150, 16, 1000
+    rule = make_offset_rule(0, 3, 2, False, False)
+    tables = [DeviceOffsetTable([rule], [slots], rows, width, place, used) for place, used in places(device, backend)]
+    outs = [create_page_table(rows, width, place) for place, _ in places(device, backend)]
+    lens = [torch.zeros(rows, dtype=torch.int32, device=place) for place, _ in places(device, backend)]
+
+    def build(index: int) -> None:
+        used = (backend, "reference")[index]
+        build_page_table(outs[index], tables[index].table[0, :, 0], lens[index], tokens, None, 6, backend=used)
+
+    build(0)  # compiles, which a capture must not
+    graph = None
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            build(0)
+    for _ in range(num_rounds):
+        for row in range(rows):
+            values = [rng.randrange(slots) for _ in range(rng.randint(1, width))]
+            for table, length in zip(tables, lens, strict=True):
+                table.set_row(0, row, values)
+                length[row] = tokens * len(values)
+        for table in tables:
+            table.flush()
+        build(1)
+        graph.replay() if graph else build(0)
+        num_pages = int(outs[1].kv_indptr[-1])
+        expect_equal(outs[0].kv_indptr, outs[1].kv_indptr, "kv_indptr of a graph")
+        expect_equal(outs[0].kv_indices[:num_pages], outs[1].kv_indices[:num_pages], "kv_indices of a graph")
+
+
+def places(device: str, backend: Backend) -> tuple[tuple[str, Backend], tuple[str, Backend]]:
+    """Where the kernels run, and where the reference does."""
+    return (device, backend), ("cpu", "reference")
+
+
 def make_filled_pools(device: str, layout: str, seed: int) -> list[list[KVCacheBlockPool]]:
     """Pools of four windows: plain, odd bytes, NVFP4 with scales, recurrent; filled with the same random bytes."""
     import torch
@@ -257,171 +299,92 @@ CHECKS: dict[str, Callable[[str, Backend, int, int], None]] = {
     "block copy": check_block_copy,
     "offset table": check_offset_table,
     "page table": check_page_table,
+    "graph capture": check_graph_capture,
     "copy engines": check_copy_engines,
+    "executor": check_executor,
 }
-if importlib.util.find_spec("transformers"):
-    CHECKS["executor"] = check_executor
+NEEDS = {"executor": ("pydantic", "transformers")}
+"""Packages that a check needs besides those of the others."""
 
 
-def run_checks(device: str, backend: Backend, num_rounds: int) -> list[str]:
-    """Names of the checks that failed; each result is printed."""
+def run_checks(
+    device: str,
+    backend: Backend,
+    num_rounds: int,
+    seconds: float = math.inf,
+    names: Collection[str] = CHECKS,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[str]:
+    """Names of the checks that failed; each result is printed. Checks share the seconds; each does some rounds."""
     failed = []
-    for name, check in CHECKS.items():
-        start = time.perf_counter()
+    for name in names:
+        if missing := find_missing(NEEDS.get(name, ())):
+            print(f"left out  {name:16} {advise(missing)}", flush=True)
+            continue
+        start, done = clock(), 0
         try:
-            check(device, backend, 1, num_rounds)
-            print(f"equal     {name:16} {time.perf_counter() - start:6.1f} s", flush=True)
+            while done < num_rounds and (not done or clock() - start < seconds / len(names)):
+                CHECKS[name](device, backend, 1 + done, min(ROUNDS_AT_ONCE, num_rounds - done))
+                done += min(ROUNDS_AT_ONCE, num_rounds - done)
+            print(f"equal     {name:16} {done} of {num_rounds} rounds {clock() - start:6.1f} s", flush=True)
         except Exception as error:  # every check is to be run
             print(f"DIFFERENT {name:16} {error}", flush=True)
             failed.append(name)
     return failed
 
 
-# -- compute-sanitizer ----------------------------------------------------------------------------------
+# -- the whole ----------------------------------------------------------------------------------------
 
 
-def run_sanitizer() -> bool | None:
-    """Whether compute-sanitizer finds nothing; None where it is not installed."""
-    program = shutil.which("compute-sanitizer") or next(iter(glob.glob("/usr/local/cuda*/bin/compute-sanitizer")), None)
-    if program is None:
-        print("compute-sanitizer is not installed: left out")
-        return None
-    clean = True
-    for tool in ("memcheck", "racecheck"):
-        command = [program, f"--tool={tool}", "--error-exitcode=9", sys.executable, __file__, "--sanitized"]
+def find_missing(packages: Collection[str]) -> list[str]:
+    """Those that cannot be imported."""
+    missing = []
+    for package in packages:
         try:
-            result = subprocess.run(
-                command, capture_output=True, text=True, timeout=SANITIZER_TIMEOUT_S / 2, check=False
-            )
-        except subprocess.TimeoutExpired:
-            print(f"compute-sanitizer {tool}: not finished in {SANITIZER_TIMEOUT_S / 2:.0f} s")
-            continue
-        print(f"compute-sanitizer {tool}: {'clean' if result.returncode == 0 else 'ERRORS'}")
-        if result.returncode:
-            print(result.stdout[-4000:], result.stderr[-2000:])
-            clean = False
-    return clean
+            importlib.import_module(package)
+        except ImportError:
+            missing.append(package)
+    return missing
 
 
-# -- times --------------------------------------------------------------------------------------------
-
-
-def measure(function: Callable[[], object], num_calls: int = 200) -> float:
-    """Microseconds per call on the device, many calls queued at once."""
-    import torch
-
-    for _ in range(10):
-        function()
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    start.record()
-    for _ in range(num_calls):
-        function()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) * 1000 / num_calls
-
-
-def measure_launch_floor() -> float:
-    """Microseconds per launch of a kernel that does nothing."""
-    import cupy
-    import torch
-
-    kernel = cupy.RawKernel('extern "C" __global__ void nothing(int* p) {}', "nothing")
-    stream = torch.cuda.current_stream()
-
-    def launch() -> None:
-        with cupy.cuda.ExternalStream(stream.cuda_stream):
-            kernel((1,), (32,), (np.uint64(0),))
-
-    return measure(launch)
-
-
-def measure_all() -> Iterator[Timing]:
-    """Times of the three kernels and of host transfers."""
-    floor = measure_launch_floor()
-    yield Timing("empty kernel", floor, floor)
-    yield from measure_tables(floor)
-    yield from measure_copies()
-
-
-def measure_tables(floor: float) -> Iterator[Timing]:
-    """Offset table of 256 x 1,024 blocks when 4 or all rows grow, and the page table of the same batch."""
-    import torch
-
-    from trtkv.kernels.block_offsets import make_offset_rule, scatter_block_offsets
-    from trtkv.kernels.page_table import build_page_table, create_page_table
-
-    rows, width = 256, 1024
-    table = torch.zeros((1, rows, 2, width), dtype=torch.int32, device="cuda")
-    rules = torch.tensor([[*make_offset_rule(0, 32, 2, False, False), 0]], dtype=torch.int32, device="cuda")
-    for growing, length in ((4, 1), (rows, 1), (rows, width)):
-        runs = torch.tensor([[0, row, 0, row * length] for row in range(growing)], dtype=torch.int32, device="cuda")
-        slots = torch.arange(growing * length, dtype=torch.int32, device="cuda")
-        name = f"offsets: {growing} rows x {length} blocks"
-        yield Timing(name, measure(lambda: scatter_block_offsets(table, runs, slots, rules, length)), floor)  # noqa: B023 - called at once
-    lens = torch.full((rows,), width * 32, dtype=torch.int32, device="cuda")
-    out = create_page_table(rows, width, "cuda")
-    yield Timing("page table: 256 rows", measure(lambda: build_page_table(out, table[0, :, 0], lens, 32)), floor)
-
-
-def measure_copies() -> Iterator[Timing]:
-    """Copies of whole and partial blocks of 4 MiB, beside torch's copy of as many bytes."""
-    import torch
-
-    from trtkv.kernels.block_copy import BlockLayout, CopyJob, copy_blocks
-    from trtkv.kernels.staging_ring import StagingRing
-
-    layers, heads, tokens, head_bytes = 32, 8, 32, 256
-    row = tokens * head_bytes
-    layout = BlockLayout(layers * 2, heads, head_bytes, row, layers * 2 * heads * row, heads * row, 256)
-    pool = torch.zeros(layout.pool_bytes, dtype=torch.uint8, device="cuda")
-    staging = StagingRing("cuda")
-    for num_jobs, num_tokens in ((1, tokens), (1, 7), (16, tokens), (16, 7), (128, tokens)):
-        jobs = [CopyJob(i, 128 + i, num_tokens) for i in range(num_jobs)]
-        moved = sum(layout.num_copied_bytes(job.num_tokens) for job in jobs)
-        copy = measure(lambda: copy_blocks(pool, pool, jobs, layout, layout, staging), 50)  # noqa: B023 - called at once
-        plain = measure(lambda: pool[pool.numel() // 2 :][:moved].copy_(pool[:moved]), 50)  # noqa: B023 - called at once
-        yield Timing(f"copy: {num_jobs} blocks, {num_tokens} tokens", copy, plain, 2 * moved / copy / 1000)
-    block = layout.slot_stride
-    host = torch.zeros(block, dtype=torch.uint8, pin_memory=True)
-    for name, function in (
-        ("offload: 4 MiB to pinned memory", lambda: host.copy_(pool[:block], non_blocking=True)),
-        ("onboard: 4 MiB from pinned memory", lambda: pool[:block].copy_(host, non_blocking=True)),
-    ):
-        microseconds = measure(function, 50)
-        yield Timing(name, microseconds, microseconds, block / microseconds / 1000)
-
-
-def print_timings(timings: list[Timing]) -> None:
-    """A table."""
-    print(f"{'operation':38}{'us':>10}{'floor us':>10}{'ratio':>8}{'GB/s':>9}")
-    for timing in timings:
-        speed = "" if timing.gigabytes_per_second is None else f"{timing.gigabytes_per_second:9.0f}"
-        ratio = timing.microseconds / timing.floor_microseconds
-        print(f"{timing.name:38}{timing.microseconds:10.2f}{timing.floor_microseconds:10.2f}{ratio:8.2f}{speed}")
+def advise(missing: Collection[str]) -> str:
+    """What to install."""
+    return f"needs {', '.join(missing)}: pip install {' '.join(PIP_NAMES.get(name, name) for name in missing)}"
 
 
 def why_not() -> str | None:
     """None where everything needed is there, else what is missing."""
-    try:
-        import torch
-    except ImportError:
-        return "torch is not installed"
+    if missing := find_missing(("torch", "numpy")):
+        return advise(missing)
+    import torch
+
     if not torch.cuda.is_available():
         return "torch finds no CUDA device"
-    try:
-        import cupy  # noqa: F401 - only whether it can be
-    except ImportError:
-        return "CuPy is not installed (pip install cupy-cuda12x or cupy-cuda13x)"
+    if missing := find_missing(("cupy",)):
+        return advise(missing)
     return None
+
+
+def measure_times(seconds: float, clock: Callable[[], float] = time.monotonic) -> list[Timing]:
+    """What can be measured in so many seconds, as a printed table."""
+    from tools.gpu_times import measure_all, print_timings
+
+    start, timings = clock(), []
+    for timing in measure_all():
+        timings.append(timing)
+        if clock() - start > seconds:
+            print(f"no further times: {seconds:.0f} s are over")
+            break
+    print_timings(timings)
+    return timings
 
 
 def main() -> int:
     """Run all parts."""
     from tools.arguments import output_file
+    from tools.sanitizer import FINISHED, run_sanitizer
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--no-sanitizer", action="store_true")
     parser.add_argument("--sanitized", action="store_true", help="small checks only, as run under compute-sanitizer")
     parser.add_argument("--json", type=output_file, help="write the times to this file")
@@ -430,18 +393,20 @@ def main() -> int:
         print(f"nothing to check here: {reason}")
         return 0
     if arguments.sanitized:
-        return int(bool(run_checks("cuda", None, 3)))
+        failed = run_checks("cuda", None, 3, SANITIZER_S / 2, [name for name in CHECKS if name not in NEEDS])
+        print(FINISHED)
+        return int(bool(failed))
     import torch
 
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    failed = run_checks("cuda", None, 40)
-    is_clean = None if arguments.no_sanitizer else run_sanitizer()
-    timings = list(measure_all())
-    print_timings(timings)
+    failed = run_checks("cuda", None, NUM_ROUNDS, CHECKS_S)
+    if not arguments.no_sanitizer:
+        failed += run_sanitizer([sys.executable, __file__, "--sanitized"], SANITIZER_S)
+    timings = measure_times(TIMES_S)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(timing) for timing in timings], indent=1))
-    print("failed: " + ", ".join(failed) if failed else "all equal")
-    return int(bool(failed) or is_clean is False)
+    print("not all is well: " + ", ".join(failed) if failed else "all equal")
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

@@ -36,10 +36,21 @@ def make_cupy_launcher(device: torch.device) -> Launcher:
     def launch(plan: KernelLaunch) -> None:
         stream = torch.cuda.current_stream(index)
         kernel = load_kernel(plan.source, plan.kernel)
-        with cupy.cuda.Device(index), cupy.cuda.ExternalStream(stream.cuda_stream, index):
+        with cupy.cuda.Device(index), adopt_stream(cupy, stream, index):
             kernel(plan.grid, (plan.block, 1, 1), plan.args)
 
     return launch
+
+
+def adopt_stream(cupy: Any, stream: torch.cuda.Stream, device_index: int) -> Any:
+    """torch's stream as one of CuPy, to be entered as a context; nothing is created on the device.
+
+    CuPy 14 takes any object that follows the CUDA stream protocol and deprecates ``ExternalStream``. Older versions of
+    CuPy, and of torch, know the handle only.
+    """
+    if hasattr(cupy.cuda.Stream, "from_external") and hasattr(stream, "__cuda_stream__"):
+        return cupy.cuda.Stream.from_external(stream)
+    return cupy.cuda.ExternalStream(stream.cuda_stream, device_index)
 
 
 def _import_cupy() -> Any:
