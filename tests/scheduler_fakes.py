@@ -127,6 +127,9 @@ class FakeKvCacheManager:
     ) -> int:
         return self._size(llm_request, cached_summary)
 
+    def get_num_final_drafts(self, llm_request: LlmRequest, num_draft_tokens: int) -> int:
+        return 0
+
     def get_remaining_blocks_to_completion(
         self, llm_request: LlmRequest, window_size: int, cached_summary: PrefixReuseSummary | None = None
     ) -> int:

@@ -537,6 +537,33 @@ def test_budget_of_a_prompt_is_what_admission_takes(prompt_len: int, beam_width:
     assert 40 - num_free(manager) == needed
 
 
+def test_budgets_end_with_the_last_token() -> None:
+    manager = make_kv_cache_manager(2)
+    short = make_request(1, 7, max_new_tokens=1)
+    prefill(manager, short)
+    assert [manager.get_needed_blocks_one_step(short, two_steps, 64) for two_steps in (False, True)] == [0, 0]
+    drafting = make_request(2, range(90, 96), max_new_tokens=2, num_draft_tokens=3)
+    assert manager.get_num_step_drafts(drafting, 3) == 2
+    assert manager.get_needed_blocks_one_step(drafting, True, 64) == 2
+    assert manager.get_remaining_blocks_to_completion(drafting, 64) == 2
+    recorded = make_kv_cache_manager(2, compatibility=True)
+    prefill(recorded, short := make_request(1, 7, max_new_tokens=1))
+    assert [recorded.get_needed_blocks_one_step(short, two_steps, 64) for two_steps in (False, True)] == [0, 1]
+    assert recorded.get_needed_blocks_one_step(drafting, True, 64) == 3
+
+
+def test_drafts_of_a_step_are_those_that_can_become_tokens() -> None:
+    manager = make_kv_cache_manager(16)
+    manager.set_spec_decoding_budget(0, 3)
+    request = prefill(manager, make_request(1, 5, max_new_tokens=6))
+    drafts = []
+    for _ in range(8):
+        drafts.append(manager.get_num_step_drafts(request, 3))
+        decode(manager, request, [1])
+    assert drafts == [3, 3, 3, 2, 1, 0, 3, 3]  # past its end the length of a request says nothing
+    assert manager.get_num_step_drafts(make_request(2, 5, max_new_tokens=0), 3) == 3
+
+
 @pytest.mark.parametrize("two_steps", [False, True])
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_budget_of_a_step_is_what_its_tokens_take(two_steps: bool, drafts: int) -> None:

@@ -113,6 +113,7 @@ def test_two_limits_that_were_written_down_are_warned_about(caplog: pytest.LogCa
     ("settings", "bytes_given", "message"),
     [
         ({}, (64 * 20, 63), "host_cache_size of 63 bytes gives window 64 no block"),
+        ({"enable_block_reuse": False}, (64 * 20, 64), "host_cache_size of 64 bytes is of no use without block reuse"),
         ({}, (64 * 15, 0), "window 64 has 15 blocks of 4 tokens, fewer than one sequence of 64 tokens"),
         ({"max_tokens": 100, "max_attention_window": [16, 64]}, (64 * 40, 0), "max_tokens 100 has no effect"),
     ],

@@ -117,6 +117,21 @@ def test_nvfp4_keeps_two_values_in_a_byte_and_a_scale_for_sixteen() -> None:
         create_data_pool(1, 2, 1, 7, 4, DataType.NVFP4, 1, (1, 0))
 
 
+def test_merged_pointers_say_which_scales_belong_to_which_pool() -> None:
+    plain, packed = data_pool(), data_pool(DataType.NVFP4, window=32)
+    scales = create_block_scale_pool(packed)
+    tensors = PoolTensors([plain, packed, scales], [(0, 0), (1, 0)])
+    tensors.allocate_pools()
+    addresses = [
+        [pool.primary.data_ptr(), pool.tensors[1].data_ptr()]  # type: ignore[union-attr]
+        for pool in (plain, packed, scales)
+    ]
+    (plain_row, packed_row) = tensors.merged_pool_pointers.tolist()
+    assert plain_row == [[addresses[0][0], 0], [addresses[0][1], 0]]
+    assert packed_row == [[addresses[1][0], addresses[2][0]], [addresses[1][1], addresses[2][1]]]
+    assert tensors.merged_pool_pointers[..., 0].equal(tensors.block_pool_pointers)
+
+
 def test_index_keys_have_rows_for_masked_layers_only() -> None:
     source = data_pool(layers=4)
     pools = [source, create_indexer_k_cache_pool(source, 128, layer_mask=(True, False, False, True))]

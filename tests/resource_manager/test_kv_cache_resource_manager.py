@@ -127,6 +127,38 @@ def test_generating_requests_get_a_slot_and_those_of_their_drafts() -> None:
     assert batch.num_reserved_draft_tokens == {1: 3, 2: 2}
 
 
+def test_buffers_and_hashes_are_those_of_the_manager() -> None:
+    resources = make_resources()
+    request = make_request(1, 9)
+    resources.prepare_resources(batch_of([request]))
+    finish_prompt(request)
+    hashes = resources.commit_and_get_block_hashes(request)
+    assert hashes == resources.impl.commit_and_get_block_hashes_for_request(
+        request, resources.impl.max_attention_window
+    )
+    assert len(hashes) == 2
+    resources.impl.allocate_pools()
+    assert resources.get_buffers(0).data_ptr() == resources.impl.get_buffers(0).data_ptr()
+
+
+def test_drafts_that_cannot_become_tokens_get_no_slots_and_are_dropped() -> None:
+    """Blocks of 4 and a pool of 2: 6 prompt tokens and 2 new ones are all there is room for."""
+    resources = make_resources(2)
+    request = make_request(1, 6, max_new_tokens=2, num_draft_tokens=3)
+    resources.check_can_ever_fit(request)
+    batch = batch_of([request])
+    resources.prepare_resources(batch)
+    assert (resources.get_num_tokens(request), request.num_draft_tokens) == (8, 2)
+    finish_prompt(request)
+    resources.update_resources(batch)
+    assert resources.get_num_tokens(request) == 6
+    request.set_num_draft_tokens(3)
+    batch = batch_of([], [request])
+    resources.prepare_resources(batch)
+    assert (resources.get_num_tokens(request), request.num_draft_tokens) == (8, 1)
+    assert batch.num_reserved_draft_tokens == {1: 1}
+
+
 def test_extra_slots_and_drafts_follow_a_new_prompt() -> None:
     resources = make_resources(num_extra_kv_tokens=2)
     request = make_request(1, 4, num_draft_tokens=3)

@@ -290,9 +290,11 @@ def test_a_request_without_encoder_tokens_is_no_error_unless_recorded_behaviour_
 # -- requests that can never fit ------------------------------------------------------------------------
 
 
-def make_manager(num_blocks: int) -> KVCacheManager:
+def make_manager(num_blocks: int, compatibility: bool = False) -> KVCacheManager:
     """One window of 64 tokens in blocks of 4."""
-    return KVCacheManager.from_arguments([1], 1, 4, {64: (num_blocks, 0)}, 8, 4, [64], max_sequence_length=64)
+    return KVCacheManager.from_arguments(
+        [1], 1, 4, {64: (num_blocks, 0)}, 8, 4, [64], max_sequence_length=64, compatibility=compatibility
+    )
 
 
 @pytest.mark.parametrize("policy", list(CapacitySchedulerPolicy))
@@ -320,14 +322,24 @@ def test_every_beam_counts_when_a_request_is_refused(policy: CapacitySchedulerPo
         scheduler.check_can_ever_fit(request, make_manager(9))
 
 
+@pytest.mark.parametrize("look_ahead", [False, True])
+def test_only_tokens_that_can_come_count_under_max_utilization(look_ahead: bool) -> None:
+    """19 tokens are there before the last step, which brings one more, whatever is guessed or looked ahead."""
+    scheduler = CapacityScheduler(8, MAX_UTILIZATION, two_steps_look_ahead=look_ahead)
+    request = make_request(1, 12, max_new_tokens=8, num_draft_tokens=3)
+    scheduler.check_can_ever_fit(request, make_manager(5))
+    with pytest.raises(OutOfBlocksError, match="needs 5 blocks"):
+        scheduler.check_can_ever_fit(request, make_manager(4))
+
+
 @pytest.mark.parametrize(("look_ahead", "num_blocks"), [(False, 6), (True, 7)])
-def test_what_the_last_step_reserves_counts_under_max_utilization(look_ahead: bool, num_blocks: int) -> None:
+def test_recorded_last_step_reserves_all_its_drafts(look_ahead: bool, num_blocks: int) -> None:
     scheduler = CapacityScheduler(8, MAX_UTILIZATION, two_steps_look_ahead=look_ahead)
     # 19 tokens are there before the last step, which reserves 4 with its drafts, or twice as many.
     request = make_request(1, 12, max_new_tokens=8, num_draft_tokens=3)
-    scheduler.check_can_ever_fit(request, make_manager(num_blocks))
+    scheduler.check_can_ever_fit(request, make_manager(num_blocks, compatibility=True))
     with pytest.raises(OutOfBlocksError, match=f"needs {num_blocks} blocks"):
-        scheduler.check_can_ever_fit(request, make_manager(num_blocks - 1))
+        scheduler.check_can_ever_fit(request, make_manager(num_blocks - 1, compatibility=True))
 
 
 def test_an_adapter_larger_than_its_cache_is_refused() -> None:

@@ -256,6 +256,19 @@ def test_block_that_changes_hands_in_a_simulation_is_free_once() -> None:
     assert manager.scheduling_num_free_blocks(64) == 1
 
 
+def test_references_of_a_simulation_can_be_read() -> None:
+    manager = make_kv_cache_manager(8)
+    prefill(manager, make_request(1, 9))
+    add(manager, make_request(2, 9))
+    manager.start_scheduling()
+    manager.scheduling_remove_sequence(1)
+    shared, own = block_ids(manager, 1)[0], block_ids(manager, 1)[2]
+    assert [manager.get_scheduling_ref_count(block_id, 64) for block_id in (shared, own, 7)] == [1, 0, 0]
+    assert cached(manager)[1, 2, 3, 4].ref_count == 2
+    with pytest.raises(UnknownIdError):
+        manager.get_scheduling_ref_count(8, 64)
+
+
 def test_simulation_knows_sequences_and_pins_that_came_after_its_start() -> None:
     manager = make_kv_cache_manager(8)
     manager.scheduling_remove_sequence(add(manager, make_request(1, 4)).request_id)

@@ -359,17 +359,26 @@ class AllocateKvCache:
                 beams = request.sampling_config.beam_width
                 info = (request.request_id, request.prompt_len, beams)
                 kv_cache_manager.add_sequence_batch([info], [request])
-                for _ in range(request.num_draft_tokens):
+                for _ in range(_keep_step_drafts(kv_cache_manager, request)):
                     kv_cache_manager.add_token(request.request_id)
                 if cross_kv_cache_manager is not None:
                     cross_info = (request.request_id, request.encoder_output_len, beams)
                     cross_kv_cache_manager.add_sequence_batch([cross_info], [request])
         for request in generation_requests:
-            for _ in range(1 + request.num_draft_tokens):
+            for _ in range(1 + _keep_step_drafts(kv_cache_manager, request)):
                 kv_cache_manager.add_token(request.request_id)
         kv_cache_manager.refresh_blocks()
 
     __call__ = allocate
+
+
+def _keep_step_drafts(kv_cache_manager: BaseKVCacheManager, request: LlmRequest) -> int:
+    """Drop drafts that budgets do not count, as they cannot become tokens; how many are left."""
+    manager = _core_manager(kv_cache_manager)
+    if manager is not None:
+        num_drafts = request.num_draft_tokens
+        request.discard_draft_tokens(num_drafts - manager.get_num_step_drafts(unwrap(request), num_drafts))
+    return request.num_draft_tokens
 
 
 def add_new_tokens_to_requests(requests: Sequence[LlmRequest], tokens: Sequence[int], beam_idx: int) -> None:

@@ -106,15 +106,36 @@ class BlockBudget:
     def _num_context_tokens(self, llm_request: LlmRequest, window_size: WindowSize) -> int:
         """Slots of a context at its admission."""
         length = llm_request.encoder_output_len if self._is_cross else llm_request.prompt_len
-        return min(length, self._most_context_tokens(window_size)) + self._num_tokens_behind(llm_request)
+        num_behind = self.num_extra_kv_tokens + self._num_step_drafts(llm_request)
+        return min(length, self._most_context_tokens(window_size)) + num_behind
 
     def _num_context_beams(self, llm_request: LlmRequest) -> int:
         """Blocks that the last, partly filled position of a context takes; encoder output is the same for all beams."""
         return 1 if self._is_cross else llm_request.beam_width
 
-    def _num_tokens_behind(self, llm_request: LlmRequest) -> int:
-        """Slots behind a request's tokens: the extra ones and those of its drafts."""
-        return self.num_extra_kv_tokens + max(llm_request.num_draft_tokens, self.draft_token_reserve)
+    def _num_step_drafts(self, llm_request: LlmRequest) -> int:
+        """Drafts that the next step of a request may have."""
+        return self.get_num_step_drafts(llm_request, max(llm_request.num_draft_tokens, self.draft_token_reserve))
+
+    def get_num_step_drafts(self, llm_request: LlmRequest, num_draft_tokens: int) -> int:
+        """How many of so many drafts can become tokens of a request; see ``KVCacheManager.get_num_step_drafts``."""
+        num_to_come = llm_request.max_new_tokens
+        if llm_request.is_generation_in_progress_state:
+            num_tokens = find_sequence(self._sequences, llm_request.request_id).num_tokens
+            num_to_come += llm_request.prompt_len + self.num_extra_kv_tokens - num_tokens
+            return min(num_draft_tokens, num_to_come - 1) if num_to_come > 0 else num_draft_tokens
+        return min(num_draft_tokens, num_to_come) if num_to_come > 0 else num_draft_tokens
+
+    def get_num_final_drafts(self, llm_request: LlmRequest, num_draft_tokens: int) -> int:
+        """How many of so many drafts have slots behind the last token of a request: none if the end is known."""
+        return 0 if llm_request.max_new_tokens > 0 else num_draft_tokens
+
+    def _most_tokens_after_step(self, llm_request: LlmRequest, num_tokens: int, num_steps: int) -> int:
+        """Tokens of a generating sequence after its next steps, at most all it will ever have."""
+        num_step_tokens = max(llm_request.num_draft_tokens, self.draft_token_reserve) + 1
+        most = llm_request.prompt_len + llm_request.max_new_tokens + self.num_extra_kv_tokens
+        num_next = num_tokens + num_steps * num_step_tokens
+        return min(num_next, most) if most > num_tokens else num_next
 
     def _most_context_tokens(self, window_size: WindowSize) -> int:
         """Prompt tokens that take blocks at admission: a sliding window lets go of the first ones only later."""
@@ -138,9 +159,8 @@ class BlockBudget:
         if window_size == RECURRENT_STATES and linear is not None:
             return self._states_of_step(sequence, llm_request, linear)
         metadata = self._get_window_metadata(window_size)
-        tokens_per_step = max(llm_request.num_draft_tokens, self.draft_token_reserve) + 1
         num_next = min(
-            num_tokens + (2 if two_steps_look_ahead else 1) * tokens_per_step,
+            self._most_tokens_after_step(llm_request, num_tokens, 2 if two_steps_look_ahead else 1),
             metadata.max_blocks_per_seq * tokens_per_block,
         )
         if self._slides(window_size):
@@ -232,7 +252,9 @@ class BlockBudget:
 
     def _final_len(self, llm_request: LlmRequest) -> int:
         """Slots of a request with its last token."""
-        return llm_request.prompt_len + llm_request.max_new_tokens + self._num_tokens_behind(llm_request)
+        num_drafts = max(llm_request.num_draft_tokens, self.draft_token_reserve)
+        num_behind = self.num_extra_kv_tokens + self.get_num_final_drafts(llm_request, num_drafts)
+        return llm_request.prompt_len + llm_request.max_new_tokens + num_behind
 
     def _remaining_sliding(
         self, llm_request: LlmRequest, window_size: WindowSize, cached_summary: PrefixReuseSummary | None

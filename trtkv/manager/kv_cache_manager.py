@@ -699,6 +699,19 @@ class KVCacheManager:
         with self._lock:
             return self._budget.get_remaining_blocks_to_completion(llm_request, window_size, cached_summary)
 
+    def get_num_step_drafts(self, llm_request: LlmRequest, num_draft_tokens: int) -> int:
+        """How many of so many drafts the next step of a request needs slots for: those that can become tokens.
+
+        The token of the step itself is not counted. Budgets count no more, so whoever grows sequences asks here first.
+        A request that is past its ``max_new_tokens``, or has none, is not limited.
+        """
+        with self._lock:
+            return self._budget.get_num_step_drafts(llm_request, num_draft_tokens)
+
+    def get_num_final_drafts(self, llm_request: LlmRequest, num_draft_tokens: int) -> int:
+        """How many of so many drafts have slots behind the last token of a request: none if it tells its length."""
+        return self._budget.get_num_final_drafts(llm_request, num_draft_tokens)
+
     def get_max_capacity_batch_size(self, input_length: int, output_length: int) -> int:
         """Sequences of these lengths that fit at once: the minimum over windows. C++: getMaxCapacityBatchSize."""
         check_count("input_length", input_length, self._rules.least_input_length)
@@ -724,6 +737,12 @@ class KVCacheManager:
         return self._block_manager.get_window_block_manager(window_size).releaser.scheduling_has_free_blocks(
             num_required
         )
+
+    def get_scheduling_ref_count(self, block_id: BlockId, window_size: WindowSize) -> int:
+        """References of a block that are left in the simulation."""
+        check_integer("block id", block_id)
+        with self._lock:
+            return self._block_manager.get_window_block_manager(window_size).releaser.get_scheduling_ref_count(block_id)
 
     def scheduling_num_free_blocks(self, window_size: WindowSize) -> int:
         """Free blocks of a window in the simulation."""

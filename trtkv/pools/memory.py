@@ -92,7 +92,8 @@ def calculate_blocks_per_window(
     TRTLLM_WINDOW_SIZE_SHARES; None reads the environment. ``across_ranks``: a collective call of all ranks
     of torch.distributed, which all get the smallest counts (see synchronize_block_counts).
 
-    Warns about a host cache too small for a block and about a pool too small for the longest sequence.
+    Warns about a host cache without block reuse or too small for a block, and about a pool too small for the longest
+    sequence.
     Raises ConfigurationError when a window gets no block.
     """
     memory = _share_of_cache(config, model, memory)
@@ -119,6 +120,11 @@ def calculate_blocks_per_window(
     # Agreement comes before the check, so that one rank without room does not leave the others waiting.
     if across_ranks:
         blocks = synchronize_block_counts(blocks)
+    if memory.secondary_bytes and not config.enable_block_reuse:
+        _LOGGER.warning(
+            "host_cache_size of %d bytes is of no use without block reuse; set it to 0, or enable_block_reuse to true",
+            memory.secondary_bytes,
+        )
     _check_block_counts(blocks, config, model, memory)
     return blocks
 

@@ -151,6 +151,28 @@ class PoolTensors:
         return _pointers([pool for pool in self._pools if pool.contains_block_scales])
 
     @property
+    def merged_pool_pointers(self) -> torch.Tensor:
+        """int64 [pools without scales, 2, 2]: addresses of primary and secondary, of each the data and its scales.
+
+        Row by row ``block_pool_pointers`` with the scale pool that belongs to each; 0 where there is none.
+        """
+        import torch
+
+        pools = [pool for pool in self._pools if not pool.contains_block_scales]
+        scales = [self._find_scales(pool) for pool in pools]
+        rows = torch.zeros((len(pools), 2), dtype=torch.int64)
+        for row, pool in enumerate(scales):
+            if pool is not None:
+                rows[row] = _pointers([pool])[0]
+        return torch.stack((_pointers(pools), rows), dim=-1)
+
+    def _find_scales(self, pool: KVCacheBlockPool) -> KVCacheBlockPool | None:
+        has_scales = any(other.contains_block_scales and other.window_size == pool.window_size for other in self._pools)
+        if not has_scales or not pool.is_data_pool:
+            return None
+        return self._find_companion(self._pools.index(pool), "contains_block_scales")
+
+    @property
     def layer_to_pool_mapping(self) -> torch.Tensor:
         """int32 [layers, 2]: pool of each layer, counted without scale pools, and its row there."""
         import torch

@@ -76,12 +76,14 @@ class ContextAdmission:
         if self._manager.cross_kv:
             return
         self._manager.get_sequence(request.request_id).holds_window = self._holds_window
-        num_tokens = self._num_extra_kv_tokens + request.num_draft_tokens
+        num_drafts = self._manager.get_num_step_drafts(request, request.num_draft_tokens)
+        num_tokens = self._num_extra_kv_tokens + num_drafts
         check_drafts(request, num_tokens - 1)
         for _ in range(num_tokens):
             self._manager.add_token(request.request_id)
-        if request.num_draft_tokens:
-            self.num_draft_tokens[request.request_id] = request.num_draft_tokens
+        if num_drafts:
+            self.num_draft_tokens[request.request_id] = num_drafts
+        drop_drafts(request, num_drafts)
 
     def _withdraw(self, request: LlmRequest) -> None:
         """Undo the admission of a request that has computed nothing yet."""
@@ -90,6 +92,12 @@ class ContextAdmission:
             request.set_context_current_position(0)
             request.set_prepopulated_prompt_len(0, self._manager.tokens_per_block)
             request.set_context_chunk_size(request.prompt_len)
+
+
+def drop_drafts(request: LlmRequest, num_drafts: int) -> None:
+    """Leave a request no more drafts than slots were prepared for."""
+    if request.num_draft_tokens > num_drafts:
+        request.discard_draft_tokens(request.num_draft_tokens - num_drafts)
 
 
 def check_drafts(request: LlmRequest, num_drafts: int) -> None:

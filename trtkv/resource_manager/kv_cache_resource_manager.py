@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from trtkv.checks import check_count, check_integer
 from trtkv.common import MAX_INT32, RECURRENT_STATES, BlockId, CacheType, RequestId, TokenId, WindowSize, ceil_div
@@ -19,7 +19,7 @@ from trtkv.records.config import KvCacheConfig, ModelConfig, SchedulerConfig
 from trtkv.records.llm_request import LlmRequest, LlmRequestState, MultimodalInput
 from trtkv.records.stats import KvCacheIterationStats, KvCacheStats
 from trtkv.resource_manager.base_resource_manager import BaseResourceManager, KvBlockBudget
-from trtkv.resource_manager.context_admission import ContextAdmission, check_drafts
+from trtkv.resource_manager.context_admission import ContextAdmission, check_drafts, drop_drafts
 from trtkv.resource_manager.dummy_requests import make_dummy_request, start_generation
 from trtkv.resource_manager.recorded_context_admission import RecordedContextAdmission
 from trtkv.scheduler.capacity_scheduler import CapacityScheduler
@@ -27,6 +27,9 @@ from trtkv.scheduler.request_fit import check_blocks_can_ever_fit
 from trtkv.scheduler.scheduled_requests import ScheduledRequests
 from trtkv.scheduler.token_budget import trim_context_chunks
 from trtkv.transfers.copy_engine import CopyEngine
+
+if TYPE_CHECKING:
+    import torch
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -195,18 +198,24 @@ class KVCacheResourceManager(BaseResourceManager):
         return pinned
 
     def _extend_generation(self, batch: ScheduledRequests) -> None:
-        """One slot, and those of drafts, for every generating request, in one call of the manager."""
+        """One slot, and those of drafts, for every generating request, in one call of the manager.
+
+        Drafts that cannot become tokens any more get no slot and are dropped.
+        """
         if self._impl.cross_kv:
             return
         request_ids: list[RequestId] = []
         for request in batch.generation_requests:
             num_drafts = max(request.num_draft_tokens, self._draft_token_reserve)
             check_drafts(request, num_drafts)
+            num_drafts = self._impl.get_num_step_drafts(request, num_drafts)
             batch.num_reserved_draft_tokens[request.request_id] = num_drafts
             request_ids += [request.request_id] * (1 + num_drafts)
         for request in batch.generation_requests:
             self._impl.get_sequence(request.request_id).holds_window = False
         self._impl.add_tokens(request_ids)
+        for request in batch.generation_requests:
+            drop_drafts(request, batch.num_reserved_draft_tokens[request.request_id])
 
     def _rewind(self, request: LlmRequest, num_tokens: int) -> None:
         if num_tokens > 0:
@@ -307,7 +316,8 @@ class KVCacheResourceManager(BaseResourceManager):
                 )
                 return None
             return KvBlockBudget(self.get_num_kv_blocks(request.encoder_output_len), capacity)
-        num_behind_prompt = request.max_new_tokens + self._num_extra_kv_tokens + self._draft_token_reserve
+        num_drafts = self._impl.get_num_final_drafts(request, self._draft_token_reserve)
+        num_behind_prompt = request.max_new_tokens + self._num_extra_kv_tokens + num_drafts
         return KvBlockBudget(self._count_blocks_to_completion(request, num_behind_prompt), capacity)
 
     def check_can_ever_fit(self, request: LlmRequest, capacity_scheduler: CapacityScheduler | None = None) -> None:
@@ -395,6 +405,20 @@ class KVCacheResourceManager(BaseResourceManager):
                 self._impl.remove_sequence(request.request_id)
             raise
         self._dummy_request_ids.update(request.request_id for request in requests)
+
+    # -- memory and hashes --------------------------------------------------------------------------------
+
+    def get_buffers(self, layer_idx: int, kv_layout: str | None = None) -> torch.Tensor:
+        """View of a layer's primary blocks, which the rows of ``get_batch_cache_indices`` index."""
+        return self._impl.get_buffers(layer_idx, kv_layout)
+
+    def commit_and_get_block_hashes(self, request: LlmRequest, window_size: WindowSize | None = None) -> list[int]:
+        """Chain hashes of a request's full blocks, the newest token included, in a window or the widest one.
+
+        See ``KVCacheManager.commit_and_get_block_hashes_for_request``.
+        """
+        window = self._impl.max_attention_window if window_size is None else window_size
+        return self._impl.commit_and_get_block_hashes_for_request(request, window)
 
     # -- block tables -------------------------------------------------------------------------------------
 

@@ -85,6 +85,10 @@ class KvCacheBudget(Protocol):
         """Blocks still to be taken until the last token; may be negative."""
         ...
 
+    def get_num_final_drafts(self, llm_request: LlmRequest, num_draft_tokens: int) -> int:
+        """How many of so many drafts have slots behind the last token."""
+        ...
+
     def analyze_prefix_reuse(
         self, llm_request: LlmRequest, tokens: Sequence[TokenId] | None = None
     ) -> PrefixReuseSummary:

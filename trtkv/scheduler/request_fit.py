@@ -71,7 +71,8 @@ def _count_last_step_blocks(
     """Blocks of all tokens of a request and of what its last step reserves; whole prompt blocks count once."""
     tokens_per_block = manager.tokens_per_block
     num_step_tokens = num_steps_look_ahead * (max(request.num_draft_tokens, manager.draft_token_reserve) + 1)
-    num_tokens = request.prompt_len + manager.num_extra_kv_tokens + request.max_new_tokens - 1 + num_step_tokens
+    num_behind = manager.num_extra_kv_tokens + manager.get_num_final_drafts(request, num_step_tokens - 1)
+    num_tokens = request.prompt_len + request.max_new_tokens + num_behind
     num_tokens = min(num_tokens, metadata.max_blocks_per_seq * tokens_per_block)
     num_shared = min(request.prompt_len, num_tokens) // tokens_per_block
     num_own = ceil_div(num_tokens - num_shared * tokens_per_block, tokens_per_block)

@@ -211,6 +211,19 @@ def _is_budget_of_window(step: Step) -> bool:
     )
 
 
+def _ends_before_its_steps(step: Step) -> bool:
+    """Fewer tokens are to come than the next steps of the request could bring."""
+    request, sequence = step.request, step.sequence
+    if request is None or request.max_new_tokens < 1:
+        return False
+    num_drafts = max(request.num_draft_tokens, step.manager.draft_token_reserve)
+    if sequence is None or not request.is_generation_in_progress_state:
+        return request.max_new_tokens < num_drafts
+    num_steps = 2 if step.recorded.args.get("two_steps_look_ahead") else 1
+    most = request.prompt_len + request.max_new_tokens + step.manager.num_extra_kv_tokens
+    return sequence.num_tokens < most < sequence.num_tokens + num_steps * (num_drafts + 1)
+
+
 def _is_budget_of_schedule(step: Step) -> bool:
     """Budgets of a manager that the scheduler asks differ: see ``_is_budget_of_window``."""
     manager = step.state.self_manager
@@ -306,6 +319,7 @@ RULES: Final = (
     Rule("0110", _BUDGETS, r"ret|obs.*", lambda step: step.recorded.args["window"] == RECURRENT_STATES),
     Rule("0110", ("get_max_capacity_batch_size",), r"ret", _has_recurrent_window),
     Rule("0107", _BUDGETS, r"ret|obs.*", _is_cross),
+    Rule("0134", ("get_needed_blocks_one_step",), r"ret", _ends_before_its_steps),
     Rule("0205", _BUDGETS, r"ret|obs.*|inside\.requests.*", _is_budget_of_window),
     Rule("0117", ("calculate_window_size_to_share",), r"error", _fails),
     Rule("0205", ("capacity_schedule",), r"(ret|obs|inside).*", _is_budget_of_schedule),

@@ -160,7 +160,8 @@ class BlockReleaser(WindowPart):
             if block.is_placeholder:
                 continue
             count = self._simulated_ref_count(block)
-            if not count:  # free in the simulation already; it has got another holder since
+            if not count:
+                self._check_unheld(block)
                 continue
             counts[block] = count - 1
             if count == 1:
@@ -169,6 +170,13 @@ class BlockReleaser(WindowPart):
     def _simulated_ref_count(self, block: KVCacheBlock) -> int:
         """References that are left of a block in the simulation."""
         return self._scheduling_ref_counts.get(block, block.ref_count)
+
+    def _check_unheld(self, block: KVCacheBlock) -> None:
+        """Nothing: the block is free in the simulation already, and has got another holder since."""
+
+    def get_scheduling_ref_count(self, block_id: BlockId) -> int:
+        """References of a block in the simulation. C++: hasSchedulingRefs."""
+        return self._simulated_ref_count(self._get_block_by_id(block_id))
 
     def _note_removed(self, request_id: RequestId) -> None:
         if request_id in self._scheduling_removed:

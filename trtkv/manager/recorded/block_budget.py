@@ -27,6 +27,18 @@ class RecordedBlockBudget(BlockBudget):
     def _most_context_tokens(self, window_size: WindowSize) -> int:
         return window_size + self._chunk_size
 
+    def get_num_step_drafts(self, llm_request: LlmRequest, num_draft_tokens: int) -> int:
+        """All of them, however few tokens are to come."""
+        return num_draft_tokens
+
+    def get_num_final_drafts(self, llm_request: LlmRequest, num_draft_tokens: int) -> int:
+        """All of them."""
+        return num_draft_tokens
+
+    def _most_tokens_after_step(self, llm_request: LlmRequest, num_tokens: int, num_steps: int) -> int:
+        """However few are to come."""
+        return num_tokens + num_steps * (max(llm_request.num_draft_tokens, self.draft_token_reserve) + 1)
+
     def _num_context_beams(self, llm_request: LlmRequest) -> int:
         return llm_request.beam_width
 

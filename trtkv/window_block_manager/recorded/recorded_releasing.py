@@ -76,10 +76,12 @@ class RecordedBlockReleaser(BlockReleaser):
                 counts[block] = block.ref_count
 
     def _simulated_ref_count(self, block: KVCacheBlock) -> int:
-        """It must have some, which a block has not that no sequence held at any start."""
-        count = self._scheduling_ref_counts.get(block, 0)
-        check(count > 0, f"block {block.block_id} has no simulated reference to drop")
-        return count
+        """None for a block that no sequence held at any start."""
+        return self._scheduling_ref_counts.get(block, 0)
+
+    def _check_unheld(self, block: KVCacheBlock) -> None:
+        """It is an error."""
+        check(False, f"block {block.block_id} has no simulated reference to drop")
 
     def _note_removed(self, request_id: RequestId) -> None:
         """A sequence may be removed twice."""
