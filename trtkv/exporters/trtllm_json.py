@@ -17,7 +17,7 @@ from trtkv.events.kv_cache_events import (
 )
 from trtkv.exporters.adapter_names import NO_NAMES, AdapterNames
 from trtkv.keys.block_key import BlockKey
-from trtkv.keys.packed_key import MmKey
+from trtkv.keys.packed_key import MmItem, MmKey, PlacedMmKey
 
 JsonObject = dict[str, Any]
 _LEAST_LEVELS: Final = 2
@@ -89,8 +89,10 @@ def _block_to_dict(block: KVCacheStoredBlockData, adapter_names: AdapterNames) -
     return result
 
 
-def _mm_key_to_dict(mm_key: MmKey) -> JsonObject:
+def _mm_key_to_dict(mm_key: MmItem) -> JsonObject:
     result: JsonObject = {"type": "mm_key", "hash": mm_key.hash.hex(), "start_offset": mm_key.start_offset}
+    if isinstance(mm_key, PlacedMmKey):
+        result |= {"first_token": mm_key.first_token, "num_tokens": mm_key.num_tokens}
     if mm_key.uuid is not None:
         result["content_hash"] = result["hash"]
         result["hash"] = mm_key.uuid
@@ -156,8 +158,11 @@ def _block_from_dict(block: Mapping[str, Any]) -> KVCacheStoredBlockData:
     return KVCacheStoredBlockData(block["block_hash"], key.packed, block["cache_level"], block["priority"])
 
 
-def _mm_key_from_dict(mm_key: Mapping[str, Any]) -> MmKey:
-    content_hash = mm_key.get("content_hash")
-    if content_hash is not None:
-        return MmKey(bytes.fromhex(content_hash), mm_key["start_offset"], mm_key["hash"])
-    return MmKey(bytes.fromhex(mm_key["hash"]), mm_key["start_offset"], None)
+def _mm_key_from_dict(mm_key: Mapping[str, Any]) -> MmItem:
+    name, content_hash = None, mm_key.get("content_hash")
+    if content_hash is None:
+        content_hash = mm_key["hash"]
+    else:
+        name = mm_key["hash"]
+    key = MmKey(bytes.fromhex(content_hash), mm_key["start_offset"], name)
+    return PlacedMmKey(*key, mm_key["first_token"], mm_key["num_tokens"]) if "first_token" in mm_key else key

@@ -19,7 +19,7 @@ from trtkv.events.kv_cache_events import (
 )
 from trtkv.exporters.adapter_names import AdapterNames
 from trtkv.keys.block_key import BlockKey
-from trtkv.keys.packed_key import MmKey, num_key_tokens
+from trtkv.keys.packed_key import MmItem, PlacedMmKey, num_key_tokens
 
 VLLM_VERSION: Final = "0.33"
 """Version whose form is written by default."""
@@ -273,7 +273,7 @@ class VllmEventTranslator:
         return [*self._describe(event, [(data.block_hash, block)]), removed]
 
 
-def _list_extra_keys(key: BlockKey, block: CachedBlock, write_image: Callable[[MmKey], list[Any]]) -> list[Any] | None:
+def _list_extra_keys(key: BlockKey, block: CachedBlock, write_image: Callable[[MmItem], list[Any]]) -> list[Any] | None:
     """What else tells the block apart: images, extra ids, and the salt on the first block of a prompt.
 
     A salt is a text; all else are pairs, of a text and a number for an image, of a word and what it names otherwise.
@@ -286,16 +286,17 @@ def _list_extra_keys(key: BlockKey, block: CachedBlock, write_image: Callable[[M
     return extra or None
 
 
-def _write_image(mm_key: MmKey) -> list[Any]:
+def _write_image(mm_key: MmItem) -> list[Any]:
     """The identifier alone: the name, or the content hash where there is no name."""
     return [mm_key.hash.hex() if mm_key.uuid is None else str(mm_key.uuid)]
 
 
-def _write_named_image(mm_key: MmKey) -> list[Any]:
-    """Identifier and offset; the content of a named image is a pair of its own, as the manager compares it too."""
+def _write_named_image(mm_key: MmItem) -> list[Any]:
+    """Identifier and offset; place, and content of a named image, are pairs of their own: the manager compares them."""
+    place = [["place", [mm_key.first_token, mm_key.num_tokens]]] if isinstance(mm_key, PlacedMmKey) else []
     if mm_key.uuid is None:
-        return [[mm_key.hash.hex(), mm_key.start_offset]]
-    return [[str(mm_key.uuid), mm_key.start_offset], ["content_hash", mm_key.hash.hex()]]
+        return [[mm_key.hash.hex(), mm_key.start_offset], *place]
+    return [[str(mm_key.uuid), mm_key.start_offset], ["content_hash", mm_key.hash.hex()], *place]
 
 
 # -- msgpack ----------------------------------------------------------------------------------------

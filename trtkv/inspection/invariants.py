@@ -31,6 +31,7 @@ from trtkv.eviction.eviction_policy import get_cache_level
 from trtkv.keys.key_builder import build_block_keys_of, build_encoder_keys
 from trtkv.keys.key_hash import hash_block_key
 from trtkv.keys.packed_key import PackedKey, describe_key, num_key_tokens
+from trtkv.keys.recorded_keys import to_recorded_keys
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.records.kv_cache_index import NULL_INDEX
 from trtkv.records.llm_request import LlmRequest
@@ -567,6 +568,7 @@ class _SequenceKeys:
         self._request = request
         self._tree = tree
         self._tokens_per_block = manager.tokens_per_block
+        self._is_recorded = manager.compatibility
         self._build_keys = build_encoder_keys if of_encoder else partial(build_block_keys_of, key_form=manager.key_form)
         self._tokens = [
             (request.encoder_tokens or array("i"))
@@ -607,4 +609,5 @@ class _SequenceKeys:
         return key == keys[block_idx] or key == self._build(tokens, end)[block_idx]
 
     def _build(self, tokens: array[int], length: int) -> list[PackedKey]:
-        return self._build_keys(self._request, tokens, self._tokens_per_block, length, True)
+        keys = self._build_keys(self._request, tokens, self._tokens_per_block, length, True)
+        return to_recorded_keys(keys) if self._is_recorded else keys

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from trtkv.errors import InvalidInputError
 from trtkv.keys.key_hash import hash_block_key
 from trtkv.keys.packed_key import (
-    MmKey,
+    MmItem,
     PackedKey,
     num_matching_tokens,
     pack_key,
@@ -25,7 +25,7 @@ class BlockKey:
     extra_ids: tuple[int, ...] | None = None
     lora_task_id: int | None = None
     cache_salt: str | None = None
-    extra_keys: tuple[MmKey, ...] = ()
+    extra_keys: tuple[MmItem, ...] = ()
 
     def __post_init__(self) -> None:
         if self.extra_ids is not None and len(self.extra_ids) != len(self.tokens):

@@ -10,7 +10,7 @@ from typing import TypeVar
 from trtkv.common import KeyForm
 from trtkv.errors import InvalidInputError
 from trtkv.keys.key_form import convert_keys, digest_tokens, fold_tokens
-from trtkv.keys.multimodal_keys import generate_block_hash_extra_keys
+from trtkv.keys.multimodal_keys import generate_placed_keys
 from trtkv.keys.packed_key import PackedKey, pack_key, token_bytes
 from trtkv.records.llm_request import LlmRequest
 
@@ -103,10 +103,14 @@ def build_encoder_keys(
     """Packed keys of encoder tokens; equal only for equal whole inputs.
 
     An encoder looks both ways, so its states depend on all tokens: a common beginning is not enough to share blocks.
-    The digest of the whole input therefore stands in every key, together with the request's salt.
+    The digest of the whole input, extra ids and images included, therefore stands in every key, together with the
+    request's salt.
     """
     keys = build_block_keys_of(request, tokens, tokens_per_block, usable_size, allow_partial)
-    salt = f"{request.cache_salt!r} of encoder input {sha256(tokens.tobytes()).hexdigest()}"
+    content = tokens.tobytes()
+    if request.input_token_extra_ids is not None or request.multimodal_input is not None:
+        content = repr(_make_key(request, tokens, 0, len(tokens))).encode()
+    salt = f"{request.cache_salt!r} of encoder input {sha256(content).hexdigest()}"
     packed = (key if isinstance(key, tuple) else (token_bytes(key), None, None, None, ()) for key in keys)
     return [pack_key(data, extra_ids, lora, salt, extra_keys) for data, extra_ids, lora, _, extra_keys in packed]
 
@@ -158,5 +162,5 @@ def _make_key(request: LlmRequest, tokens: array[int], start: int, end: int) -> 
     if extra_ids is not None:
         extra = extra_ids[start:end].tobytes().ljust(8 * (end - start), b"\0")
     mm = request.multimodal_input
-    extra_keys = () if mm is None else tuple(generate_block_hash_extra_keys(mm, start, end))
+    extra_keys = () if mm is None else generate_placed_keys(mm, start, end)
     return pack_key(data, extra, request.lora_task_id, request.cache_salt, extra_keys)

@@ -47,7 +47,9 @@ def _digest_key(key: PackedKey) -> int:
 def _plain_constraints(key: ConstrainedKey) -> tuple[object, ...]:
     """The constraints of a key as plain numbers and texts, so that equal ones (1, NumPy's 1) are written alike."""
     _, extra_ids, lora_task_id, cache_salt, extra_keys = key
-    images = [(item.hash, _plain_int("offset", item.start_offset), _plain_text(item.uuid)) for item in extra_keys]
+    images = [
+        (item.hash, _plain_int("offset", item.start_offset), _plain_text(item.uuid), *item[3:]) for item in extra_keys
+    ]
     lora = None if lora_task_id is None else _plain_int("LoRA id", lora_task_id)
     return extra_ids, lora, _plain_text(cache_salt), images
 

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from trtkv.keys.packed_key import PackedKey, num_key_tokens, token_bytes
+from trtkv.keys.packed_key import PackedKey, PlacedMmKey, num_key_tokens, token_bytes
 from trtkv.keys.recorded_name import RecordedName
 
 if TYPE_CHECKING:
@@ -75,8 +75,9 @@ def load_compiled_hash() -> CompiledHash | None:
 def hash_block_key(key: PackedKey, parent_hash: int = 0) -> int:
     """64-bit hash of a packed key, chained to the hash of its parent (0 for the first block); none of a digest.
 
-    The salt counts only where the parent hash is 0. A name of a multimodal item counts, unless it is a
-    ``RecordedName``: the reference leaves it out, so that different blocks share a hash. C++: BlockKeyHasher::hash.
+    The salt counts only where the parent hash is 0. Place and name of a multimodal item count, except in recorded
+    keys (no place, a ``RecordedName``): the reference leaves them out, so that different blocks share a hash.
+    C++: BlockKeyHasher::hash.
     """
     data = token_bytes(key)
     seed = len(data) >> 2 ^ (parent_hash * _PARENT_FACTOR & _MASK64)
@@ -97,6 +98,8 @@ def hash_block_key(key: PackedKey, parent_hash: int = 0) -> int:
         for word in array("I", mm_key.hash):
             seed = _mix32(word, seed)
         seed = _mix64(mm_key.start_offset, seed)
+        if isinstance(mm_key, PlacedMmKey):
+            seed = _mix64(mm_key.num_tokens, _mix64(mm_key.first_token, seed))
         if mm_key.uuid is not None and not isinstance(mm_key.uuid, RecordedName):
             seed = _mix64(hash_salt(mm_key.uuid), seed)
     return seed

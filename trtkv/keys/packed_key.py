@@ -14,14 +14,29 @@ from trtkv.errors import InvalidInputError
 
 
 class MmKey(NamedTuple):
-    """Part of a multimodal item inside a block: content hash, first overlapping token of the item, name."""
+    """Part of a multimodal item inside a block: content hash, first overlapping token of the item, name.
+
+    The form of recorded keys, which do not say where in the block it is.
+    """
 
     hash: bytes
     start_offset: int
     uuid: str | None
 
 
-ConstrainedKey: TypeAlias = "tuple[bytes, bytes | None, int | None, str | None, tuple[MmKey, ...]]"
+class PlacedMmKey(NamedTuple):
+    """An MmKey with its place: the first token of the block that belongs to the item, and how many do."""
+
+    hash: bytes
+    start_offset: int
+    uuid: str | None
+    first_token: int
+    num_tokens: int
+
+
+MmItem: TypeAlias = "MmKey | PlacedMmKey"
+
+ConstrainedKey: TypeAlias = "tuple[bytes, bytes | None, int | None, str | None, tuple[MmItem, ...]]"
 """Token bytes, extra-id bytes (None: not used), LoRA id, salt, multimodal keys."""
 
 PackedKey: TypeAlias = "bytes | range | int | ConstrainedKey"
@@ -114,7 +129,7 @@ def pack_key(
     extra_ids: bytes | None,
     lora_task_id: int | None,
     cache_salt: str | None,
-    extra_keys: tuple[MmKey, ...],
+    extra_keys: tuple[MmItem, ...],
 ) -> PackedKey:
     """Tokens alone when nothing constrains them, else the tuple."""
     if extra_ids is None and lora_task_id is None and cache_salt is None and not extra_keys:

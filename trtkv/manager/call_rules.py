@@ -14,6 +14,7 @@ from trtkv.events.kv_cache_events import KVCacheEvent
 from trtkv.keys.key_builder import build_block_keys, build_block_keys_of, build_encoder_keys
 from trtkv.keys.key_form import convert_keys
 from trtkv.keys.key_hash import hash_key_chain
+from trtkv.keys.multimodal_keys import check_multimodal_types
 from trtkv.keys.packed_key import PackedKey
 from trtkv.manager.sequence_admission import check_same_request
 from trtkv.records.cache_settings import CacheSettings
@@ -39,6 +40,8 @@ class CallRules:
 
     def build_summary_keys(self, llm_request: LlmRequest, tokens: Sequence[TokenId] | None) -> list[PackedKey]:
         """Keys of the full blocks that a prefix summary is asked for: of a cross cache those of the encoder input."""
+        if llm_request.multimodal_input is not None:
+            check_multimodal_types(llm_request.multimodal_input)
         if self._is_cross:
             encoder_tokens = llm_request.encoder_tokens or array("i")
             return build_encoder_keys(llm_request, encoder_tokens, self._tokens_per_block, len(encoder_tokens), False)

@@ -664,9 +664,7 @@ class KVCacheManager:
         if not self._enable_block_reuse:
             return 0
         with self._lock:
-            info = (llm_request.request_id, llm_request.prompt_len, llm_request.beam_width)
-            _, limits = self._admission.find_cached([info], [llm_request])
-            return limits[0]
+            return self._admission.probe(llm_request)
 
     def get_needed_blocks_one_step(
         self,

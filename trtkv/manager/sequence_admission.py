@@ -10,7 +10,7 @@ from trtkv.blocks.generation_request import GenerationRequest
 from trtkv.checks import check_integer
 from trtkv.common import MAX_INT32, CacheType, RequestId, WindowSize
 from trtkv.errors import InvalidInputError
-from trtkv.keys.multimodal_keys import check_multimodal_input
+from trtkv.keys.content_check import check_content
 from trtkv.manager.block_manager import BlockManager
 from trtkv.records.llm_request import LlmRequest
 from trtkv.transfers.copy_engine import LostBlockError
@@ -168,6 +168,12 @@ class SequenceAdmission:
                 request.check_prepopulated_prompt_len(lengths[index], self._tokens_per_block)
         return plans, lengths
 
+    def probe(self, request: LlmRequest) -> int:
+        """Prompt tokens that admission would find now. Changes nothing."""
+        check_content(request)
+        _, limits = self.find_cached([(request.request_id, request.prompt_len, request.beam_width)], [request])
+        return limits[0]
+
     def find_cached(
         self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
     ) -> tuple[list[list[ClaimResult]], list[int]]:
@@ -255,8 +261,8 @@ class SequenceAdmission:
                     f"request {request_id} has input length {input_length}, block tables hold {self._max_num_tokens} "
                     "tokens; cut it or raise max_sequence_length"
                 )
-            if request.multimodal_input is not None and self._enable_block_reuse:
-                check_multimodal_input(request.multimodal_input)
+            if self._enable_block_reuse:
+                check_content(request)
 
     def _check_new(self, request_id: RequestId) -> None:
         if request_id in self._sequences:

@@ -100,6 +100,20 @@ def to_extra_id_array(extra_ids: Iterable[int]) -> array[int]:
         raise InvalidInputError(f"extra ids must be unsigned 64-bit integers: {error}") from error
 
 
+def check_salt(cache_salt: str) -> None:
+    """Raise InvalidInputError for a salt that cannot be hashed."""
+    check_encodable("cache_salt", cache_salt)
+
+
+def check_encodable(name: str, value: str) -> None:
+    """Raise InvalidInputError unless a value is a text that UTF-8 can write: half a surrogate pair is not."""
+    check_type(name, value, str)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(f"{name} is {value!r}, which UTF-8 cannot write; give another text") from error
+
+
 class LlmRequest:
     """One request. Only methods of this class change it; managers and schedulers call them.
 
@@ -166,7 +180,7 @@ class LlmRequest:
             None if lora_task_id is None else check_integer("lora_task_id", lora_task_id, 0, _MAX_UINT64)
         )
         if cache_salt is not None:
-            check_type("cache_salt", cache_salt, str)
+            check_salt(cache_salt)
         self.cache_salt = cache_salt
         self.encoder_tokens = None if encoder_tokens is None else to_token_array(encoder_tokens)
         self.encoder_output_len = (

@@ -12,7 +12,6 @@ from trtkv.common import MAX_INT32, RECURRENT_STATES, BlockId, CacheType, Reques
 from trtkv.errors import ConfigurationError, InvalidInputError, OutOfBlocksError, UnknownIdError
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheEvent
-from trtkv.keys.multimodal_keys import check_multimodal_input
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.pools.memory import CacheMemory, calculate_blocks_per_window
 from trtkv.records.config import KvCacheConfig, ModelConfig, SchedulerConfig
@@ -496,8 +495,6 @@ class KVCacheResourceManager(BaseResourceManager):
 
         Give everything that constrains the request: blocks of other images or extra ids are not the same blocks.
         """
-        if multimodal_input is not None:
-            check_multimodal_input(multimodal_input)
         request = LlmRequest(
             MAX_INT32,
             input_tokens,

@@ -9,7 +9,10 @@ from typing import Any, Final, NamedTuple
 
 from trtkv.common import RECURRENT_STATES, CacheType, WindowSize
 from trtkv.errors import InvalidInputError
+from trtkv.keys.key_builder import build_block_keys
 from trtkv.keys.multimodal_keys import check_multimodal_input
+from trtkv.keys.packed_key import PackedKey
+from trtkv.keys.recorded_keys import to_recorded_keys
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.records.llm_request import LlmRequest
 from trtkv.verify.compare import Difference
@@ -126,6 +129,34 @@ def _has_left(step: Step) -> bool:
 def _holds_host_blocks(step: Step) -> bool:
     """The table is refused, as a block of the sequence was offloaded by hand."""
     return not step.recorded.has_failed and "is on the host" in str(step.outcome.error)
+
+
+def _is_refused_for_content(step: Step) -> bool:
+    """An image of a request has no run, or begins after its prompt."""
+    return re.search("multimodal item \\d+ (has no runs|begins at token)", str(step.outcome.error)) is not None
+
+
+def _has_images(step: Step) -> bool:
+    """Some request of the program has images."""
+    return any(request.multimodal_input is not None for request in step.state.requests.values())
+
+
+def _names_images(step: Step) -> bool:
+    """A key that is looked up has images, and does not say where."""
+    args = step.recorded.args
+    return any(key.get("mm") for key in args.get("keys", [args.get("key", {})]))
+
+
+def _confuses_places(step: Step) -> bool:
+    """Blocks of two requests have equal recorded keys, though their images lie in other places."""
+    places: dict[PackedKey, PackedKey] = {}
+    for request in step.state.requests.values():
+        if request.multimodal_input is not None:
+            keys = build_block_keys(request, step.manager.tokens_per_block, request.get_num_tokens(0), True)
+            for key, recorded in zip(keys, to_recorded_keys(keys), strict=True):
+                if places.setdefault(recorded, key) != key:
+                    return True
+    return False
 
 
 def _ends_a_block(step: Step) -> bool:
@@ -270,6 +301,7 @@ _BUDGETS: Final = ("get_needed_blocks_one_step", "get_remaining_blocks_to_comple
 _ADD: Final = ("add_sequence_batch",)
 _FIND: Final = ("find_blocks_in_reuse_tree_by_block_key", "find_blocks_in_reuse_tree_by_block_keys")
 _TABLES: Final = ("copy_block_offsets", "get_block_offsets_of_batch")
+_EVENT_HASH: Final = r"ret\[\d+\]\.(hash|hashes\[\d+\]|parent)"
 _HASH: Final = r"ret\.-?\d+\.blocks\[\d+\]\[7\]"
 
 RULES: Final = (
@@ -285,12 +317,14 @@ RULES: Final = (
     Rule("0102", _ADD, r"error", lambda step: not _fails(step) and _has_too_many_beams(step)),
     Rule("0102", _ADD, r"error", lambda step: not _fails(step) and _has_no_tokens(step)),
     Rule("0132", _ADD, r"error", lambda step: not _fails(step) and _has_odd_images(step)),
+    Rule("0173", _ADD, r"error", lambda step: not _fails(step) and _is_refused_for_content(step)),
     Rule("0102", _ADD, r"obs.*", _fails_on_both),
     Rule("0107", _ADD, r"error", lambda step: _fails(step) and _is_cross(step)),
     Rule("0107", _ADD, r"obs\.req\[\d+\]\.(prepop|pos|chunk)", _is_cross),
     Rule("0103", _ADD, r"(obs|inside).*", _has_tie),
     Rule("0102", _ADD, r"(obs|inside).*", _copies_more),
     Rule("0109", _ADD, r"(obs|inside).*", _has_recurrent_window),
+    Rule("0173", (*_ADD, *_STORING), r"(obs|inside|ret).*", _confuses_places),
     # growing and shrinking
     Rule("0102", ("add_token",), r"obs.*", _fails_on_both),
     Rule("0109", ("add_token",), r"obs\.free.*|inside.*", _is_recurrent),
@@ -303,11 +337,16 @@ RULES: Final = (
     Rule("0112", ("reset_reuse_state",), r"inside.*"),
     Rule("0116", ("offload_block",), r"obs.*|inside.*"),
     # answers
+    Rule("0173", ("debug_state",), _HASH, _has_images),
+    Rule("0173", ("commit_and_get_block_hashes",), r"ret.*", _has_images),
+    Rule("0173", ("get_latest_events",), _EVENT_HASH, lambda step: _has_same_events(step) and _has_images(step)),
+    Rule("0173", _FIND, r"ret.*", _names_images),
+    Rule("0173", ("analyze_prefix_reuse", *_BUDGETS, "capacity_schedule"), r"(ret|obs|inside).*", _confuses_places),
     Rule("0104", ("debug_state",), _HASH),
     Rule("0103", ("debug_state",), r"ret\.tree.*"),
     Rule("0103", _FIND, r"ret.*", _has_tie),
     Rule("0104", ("commit_and_get_block_hashes",), r"ret.*"),
-    Rule("0104", ("get_latest_events",), r"ret\[\d+\]\.(hash|hashes\[\d+\]|parent)", _has_same_events),
+    Rule("0104", ("get_latest_events",), _EVENT_HASH, _has_same_events),
     Rule("0112", ("get_latest_events",), r"ret.*"),
     Rule("0114", ("get_latest_events",), r"error", lambda step: not _fails(step) and _has_no_events(step)),
     Rule("0121", ("analyze_prefix_reuse",), r"ret\.first_new\.salt", _is_cross),

@@ -177,12 +177,14 @@ def build_block_keys(state: MachineState, args: Args) -> JsonValue:
     """Keys of a request with their chained hashes."""
     from trtkv.keys.key_builder import build_block_keys
     from trtkv.keys.key_hash import hash_block_key
+    from trtkv.keys.recorded_keys import to_recorded_keys
 
     request = state.get_request(args["id"])
     usable_size = args.get("usable_size")
     if usable_size is None:
         usable_size = request.get_num_tokens()
     keys = build_block_keys(request, args["tokens_per_block"], usable_size, args.get("allow_partial", True))
+    keys = to_recorded_keys(keys)
     result: list[JsonValue] = []
     chain_hash = 0
     for packed in keys:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from trtkv.keys.recorded_name import RecordedName
 from trtkv.manager.recorded.sequence_admission import write_prepopulated_as_recorded
 from trtkv.records.llm_request import LlmRequestState, MultimodalInput
 from trtkv.verify.json_kinds import BOOL, INT, INTS, STR, Args, Kind, list_of, nullable, uint64
@@ -40,12 +39,11 @@ def _read_multimodal_input(args: Args) -> MultimodalInput | None:
     hashes = args.get("multimodal_hashes")
     if hashes is None:
         return None
-    names = args.get("multimodal_uuids")
     return MultimodalInput(
         hashes,
         positions=args.get("multimodal_positions"),
         lengths=args.get("multimodal_lengths"),
-        uuids=None if names is None else [None if name is None else RecordedName(name) for name in names],
+        uuids=args.get("multimodal_uuids"),
         item_run_cu_offsets=args.get("multimodal_item_run_cu_offsets"),
         run_positions=args.get("multimodal_run_positions"),
         run_lengths=args.get("multimodal_run_lengths"),

@@ -207,7 +207,12 @@ class BlockStorer(WindowPart):
         if settings.is_recurrent_state and allow_partial:
             usable = min(usable, request.prompt_len - 1)
             allow_partial = False
-        return build_block_keys(request, settings.tokens_per_block, usable, allow_partial, settings.key_form)
+        return self._build_keys(request, usable, allow_partial)
+
+    def _build_keys(self, request: LlmRequest, usable: int, allow_partial: bool) -> list[PackedKey]:
+        return build_block_keys(
+            request, self._settings.tokens_per_block, usable, allow_partial, self._settings.key_form
+        )
 
     def store_context_blocks(self, sequence: GenerationRequest, request: LlmRequest) -> None:
         """Store the full blocks computed so far. C++: storeContextBlocks."""
@@ -250,7 +255,7 @@ class BlockStorer(WindowPart):
             return
         if not self._may_store_new_block(sequence, request, usable):
             return
-        keys = build_block_keys(request, self._settings.tokens_per_block, usable, True, self._settings.key_form)
+        keys = self._build_keys(request, usable, True)
         blocks = self._sequences.storable_blocks(sequence, request)
         if 2 <= len(keys) <= len(blocks):
             last, before = blocks[len(keys) - 1], blocks[len(keys) - 2]

@@ -10,6 +10,7 @@ from trtkv.common import RequestId, TokenId
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.events.kv_cache_events import KVCacheEvent
 from trtkv.keys.packed_key import PackedKey
+from trtkv.keys.recorded_keys import to_recorded_keys
 from trtkv.manager.call_rules import CallRules
 from trtkv.records.llm_request import LlmRequest
 from trtkv.window_block_manager import WindowBlockManager
@@ -26,11 +27,11 @@ class RecordedCallRules(CallRules):
 
     def build_summary_keys(self, llm_request: LlmRequest, tokens: Sequence[TokenId] | None) -> list[PackedKey]:
         """Keys of the prompt, in a cross cache as well."""
-        return self._build_keys(llm_request, tokens)
+        return to_recorded_keys(self._build_keys(llm_request, tokens))
 
     def commit_hashes(self, blocks: Sequence[KVCacheBlock], keys: list[PackedKey]) -> list[int]:
         """Hashes of the blocks; those that count as full, a recycled one among them, keep key and hash."""
-        for block, key in zip(blocks, keys, strict=True):
+        for block, key in zip(blocks, to_recorded_keys(keys), strict=True):
             if not block.is_full:
                 block.set_block_key(key, is_full=True)
                 block.compute_hash()

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from trtkv.blocks.generation_request import GenerationRequest
 from trtkv.errors import InvalidInputError
-from trtkv.keys.key_builder import forget_block_keys
-from trtkv.keys.recorded_name import RecordedName
 from trtkv.manager.sequence_admission import RequestInfo, SequenceAdmission
 from trtkv.records.llm_request import LlmRequest
 from trtkv.window_block_manager.loading import BatchSeqStats
@@ -24,8 +22,6 @@ class RecordedSequenceAdmission(SequenceAdmission):
 
     def add_batch(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> None:
         """Give every request a sequence, and tell it how much of its prompt is cached."""
-        for request in llm_requests:
-            _take_names_as_recorded(request)
         batch = list(zip(request_infos, llm_requests, strict=True))
         sequences = [self._create_sequence(info, request) for info, request in batch]
         self._tell_listener(request_infos, llm_requests)
@@ -41,6 +37,11 @@ class RecordedSequenceAdmission(SequenceAdmission):
             if self._enable_block_reuse:
                 length += self._num_connector_tokens(request, length)
             self._finish(request, total, length)
+
+    def probe(self, request: LlmRequest) -> int:
+        """Nothing is refused."""
+        _, limits = self.find_cached([(request.request_id, request.prompt_len, request.beam_width)], [request])
+        return limits[0]
 
     def _create_sequence(self, info: RequestInfo, request: LlmRequest) -> GenerationRequest:
         self._check_new(info[0])
@@ -60,13 +61,3 @@ def write_prepopulated_as_recorded(request: LlmRequest, length: int, tokens_per_
             if request.has_context_chunk:
                 request.set_context_current_position(length)
         raise
-
-
-def _take_names_as_recorded(request: LlmRequest) -> None:
-    """Leave names of multimodal items out of hashes, as recorded; they stay equal to what they were."""
-    mm = request.multimodal_input
-    if mm is None or not mm.uuids:
-        return
-    names = [None if name is None else RecordedName(name) for name in mm.uuids]
-    request.multimodal_input = mm._replace(uuids=names)
-    forget_block_keys(request)

@@ -9,9 +9,9 @@ from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.blocks.radix_block_tree import LookupNodePtr
 from trtkv.common import BlockId
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
-from trtkv.keys.key_builder import build_block_keys
 from trtkv.keys.key_hash import HashLink
 from trtkv.keys.packed_key import PackedKey
+from trtkv.keys.recorded_keys import to_recorded_keys
 from trtkv.records.llm_request import LlmRequest
 from trtkv.window_block_manager.storing import BlockStorer, StoredBlock, num_usable_tokens
 
@@ -43,7 +43,11 @@ class RecordedBlockStorer(BlockStorer):
         settings, usable = self._settings, num_usable_tokens(request)
         if settings.is_recurrent_state and allow_partial:
             usable = min(usable, request.prompt_len - 1)
-        return build_block_keys(request, settings.tokens_per_block, usable, allow_partial, settings.key_form)
+        return self._build_keys(request, usable, allow_partial)
+
+    def _build_keys(self, request: LlmRequest, usable: int, allow_partial: bool) -> list[PackedKey]:
+        keys = super()._build_keys(request, usable, allow_partial)
+        return keys if request.multimodal_input is None else to_recorded_keys(keys)
 
     def _block_at(self, held: KVCacheBlock, block_id: BlockId) -> KVCacheBlock:
         """Blocks that left the window are included, even when another sequence has them by now."""
