@@ -394,7 +394,7 @@ def _chatglm(facts: _Facts) -> Reading:
             raise NoAnswerError
         size = _whole(facts.one("hidden")) // facts.heads
     heads = _whole(groups) if many else facts.heads
-    if facts.heads % heads:
+    if facts.one("heads") is not None and facts.heads % heads:
         raise NoAnswerError
     return {"full": _whole(config.get("num_layers")) * 2 * heads * _whole(size)}
 

@@ -287,6 +287,7 @@ def test_configs_that_contradict_themselves_or_say_too_little(model_type: str, k
         {},
         {"attention_bias": True, "q_lora_rank": 1536, "mlp_layer_types": ["dense"] * 4, "n_group": 8, "lm_head": True},
         {"layer_types": TYPES, "sliding_window": 128, "sliding_window_pattern": 2},
+        {"sliding_window_size": -1, "global_attn_every_n": 1, "max_attn_value": 30.0, "query_num": 64},
         {"sliding_window_size": -1, "cla_share_factor": 2, "layer_rope_theta": [1.0]},
         {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 3},
         {"max_window_layers": 3, "moe_group_size": 2, "vision_layers": 24, "layerdrop": 0.1, "layer_norm_type": "rms"},

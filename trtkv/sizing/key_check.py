@@ -68,8 +68,9 @@ _ALL_FACTS: Final = frozenset(_STAND_INS) | {name for names in OTHER_NAMES.value
 _NOT_HEADS: Final = frozenset({"dim_model_base", "max_window_layers", "mup_denominator"})
 """Numbers of real configs that have the size of a head and are none."""
 
-_SMALLEST_HEAD: Final = 16
-_LARGEST_HEAD: Final = 1024
+_HEAD_SIZES: Final = (48, 64, 72, 80, 96, 112, 120, 128, 144, 160, 192, 224, 256, 320, 512)
+"""Sizes of heads of real models; other numbers are not doubted for their value alone."""
+
 _SMALLEST_WINDOW: Final = 64
 
 _ALIKE: Final = 0.8
@@ -120,6 +121,8 @@ def check_keys_of_unknown_type(config: HfConfig, model_type: str) -> None:
         understood.add("sliding_window")
     if config.peek("use_sliding_window") is False or config.peek("sliding_window") is None:
         understood.add("max_window_layers")
+    if config.peek("sliding_window_size") == -1:
+        understood.add("global_attn_every_n")
     if config.peek("use_cla") in (None, False):
         understood.add("cla_share_factor")
     doubtful = suspicious_keys(config.unread_keys | {"sliding_window"} & config.keys) - understood
@@ -209,7 +212,7 @@ def _is_likely_value(config: HfConfig, key: str, name: str) -> bool:
     if key == "head_dim":
         heads, hidden_size = config.get("num_attention_heads"), config.get("hidden_size")
         derived = hidden_size // heads if type(heads) is int and type(hidden_size) is int and heads > 0 else None
-        return _SMALLEST_HEAD <= value <= _LARGEST_HEAD and value % 8 == 0 and value != derived
+        return value in _HEAD_SIZES and value != derived
     if key == "sliding_window":
         return value >= _SMALLEST_WINDOW
     num_layers = config.get("num_hidden_layers")
