@@ -31,6 +31,7 @@ PUBLIC_NAMES: Final = {
     "events.attention_dp_gather": ("AttentionDpEventGatherer",),
     "events.kv_cache_event_consumer": ("KVCacheEventConsumer", "RankedEventConsumer"),
     "events.kv_cache_event_manager": ("KVCacheEventManager",),
+    "events.router_index": ("RouterIndex", "WorkerRank"),
     "eviction.protocol": ("EvictionPolicy",),
     "eviction.registry": ("EVICTIONS", "Eviction"),
     "executor.executor": ("PyTorchExecutor",),
@@ -41,6 +42,7 @@ PUBLIC_NAMES: Final = {
     "exporters.adapter_names": ("AdapterNames",),
     "exporters.trtllm_json": ("event_from_dict", "event_to_dict", "events_to_dicts"),
     "exporters.vllm_events": ("VllmEventEncoder", "VllmEventTranslator", "decode_batch"),
+    "exporters.vllm_listener": ("VllmListener",),
     "exporters.zmq_event_publisher": ("ZmqEventPublisher",),
     "inspection.invariants": ("check_invariants", "find_violations"),
     "inspection.picture": ("draw",),
@@ -119,6 +121,8 @@ if TYPE_CHECKING:
     from trtkv.events.kv_cache_event_consumer import KVCacheEventConsumer as KVCacheEventConsumer
     from trtkv.events.kv_cache_event_consumer import RankedEventConsumer as RankedEventConsumer
     from trtkv.events.kv_cache_event_manager import KVCacheEventManager as KVCacheEventManager
+    from trtkv.events.router_index import RouterIndex as RouterIndex
+    from trtkv.events.router_index import WorkerRank as WorkerRank
     from trtkv.eviction.protocol import EvictionPolicy as EvictionPolicy
     from trtkv.eviction.registry import EVICTIONS as EVICTIONS
     from trtkv.eviction.registry import Eviction as Eviction
@@ -138,6 +142,7 @@ if TYPE_CHECKING:
     from trtkv.exporters.vllm_events import VllmEventEncoder as VllmEventEncoder
     from trtkv.exporters.vllm_events import VllmEventTranslator as VllmEventTranslator
     from trtkv.exporters.vllm_events import decode_batch as decode_batch
+    from trtkv.exporters.vllm_listener import VllmListener as VllmListener
     from trtkv.exporters.zmq_event_publisher import ZmqEventPublisher as ZmqEventPublisher
     from trtkv.inspection.invariants import check_invariants as check_invariants
     from trtkv.inspection.invariants import find_violations as find_violations

@@ -63,9 +63,12 @@ class RandomProgram:
         compatibility: bool = False,
         with_memory: bool = False,
         eviction: Any = DEFAULT_EVICTION,
+        enable_partial_reuse: bool | None = None,
     ) -> None:
         self.rng = random.Random(seed)
         self.shape = draw_shape(self.rng)
+        if enable_partial_reuse is not None:
+            self.shape = self.shape._replace(enable_partial_reuse=enable_partial_reuse)
         if with_memory:
             self.shape = self.shape._replace(max_beam_width=1)
         self.memory = FakeMemory() if with_memory else None

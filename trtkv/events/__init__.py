@@ -24,6 +24,7 @@ PUBLIC_NAMES: Final = {
         "KVCacheStoredData",
         "KVCacheUpdatedData",
     ),
+    "router_index": ("PromptHashes", "RouterIndex", "WorkerRank"),
 }
 """Module of this package -> the public names that it defines."""
 
@@ -43,5 +44,8 @@ if TYPE_CHECKING:
     from trtkv.events.kv_cache_events import KVCacheStoredBlockData as KVCacheStoredBlockData
     from trtkv.events.kv_cache_events import KVCacheStoredData as KVCacheStoredData
     from trtkv.events.kv_cache_events import KVCacheUpdatedData as KVCacheUpdatedData
+    from trtkv.events.router_index import PromptHashes as PromptHashes
+    from trtkv.events.router_index import RouterIndex as RouterIndex
+    from trtkv.events.router_index import WorkerRank as WorkerRank
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__, PUBLIC_NAMES)

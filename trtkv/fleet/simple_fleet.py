@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+from trtkv.events.block_holders import BlockHolders
 from trtkv.eviction.orders.lru import LruOrder
 from trtkv.eviction.orders.order import Item
 from trtkv.fleet.replica_loads import ReplicaLoads
@@ -51,14 +52,15 @@ class _Running:
 
 
 class _SimpleReplica:
-    """A cache, its queue and what runs; and the set of blocks that late events show."""
+    """A cache, its queue and what runs; late events show its blocks in an index of the fleet."""
 
-    def __init__(self, capacity: int, live: int) -> None:
+    def __init__(self, number: int, capacity: int, live: int, shown: BlockHolders) -> None:
+        self._number = number
         self.cache = PrefixCache(capacity, LruOrder(), on_evicted=self._evicted)
         self.queue: deque[SimpleRequest] = deque()
         self.running: list[_Running] = []
         self._live = live
-        self._shown: set[Hashable] = set()
+        self._shown = shown
         self._events: deque[tuple[int, Hashable, bool]] = deque()  # (round to show it, key, whether stored)
         self._shows_in = 0
 
@@ -69,11 +71,7 @@ class _SimpleReplica:
         """Show what has become due."""
         while self._events and self._events[0][0] <= now:
             _, key, is_stored = self._events.popleft()
-            (self._shown.add if is_stored else self._shown.discard)(key)
-
-    def count_shown(self, path: Sequence[Hashable]) -> int:
-        """Leading blocks that the events delivered so far show."""
-        return next((i for i, key in enumerate(path) if key not in self._shown), len(path))
+            (self._shown.put if is_stored else self._shown.discard)(self._number, (key,))
 
     def admit(self, shows_in: int) -> list[tuple[SimpleRequest, int]]:
         """Fill free slots from the queue; returns each request with the blocks it found."""
@@ -108,15 +106,20 @@ class SimpleFleet:
 
     def __init__(self, router: Router, replicas: int, capacity: int, live: int, event_delay: int = 0) -> None:
         self._router = router
-        self._replicas = [_SimpleReplica(capacity, live) for _ in range(replicas)]
+        self._shown = BlockHolders()
+        self._looked_up: tuple[RoutedRequest | None, dict[int, int]] = None, {}
+        self._replicas = [_SimpleReplica(number, capacity, live, self._shown) for number in range(replicas)]
         self._outstanding = replicas * live
         self._event_delay = event_delay
         self._loads = ReplicaLoads([capacity] * replicas, self._find)
         self._result = SimpleFleetResult()
 
     def _find(self, replica: int, request: RoutedRequest) -> int:
-        state = self._replicas[replica]
-        return state.count_shown(request.path) if self._event_delay else state.cache.count_found(request.path)
+        if not self._event_delay:
+            return self._replicas[replica].cache.count_found(request.path)
+        if self._looked_up[0] is not request:  # one walk answers for all replicas
+            self._looked_up = request, self._shown.count_prefixes(request.path)
+        return self._looked_up[1].get(replica, 0)
 
     def run(self, requests: Sequence[SimpleRequest]) -> SimpleFleetResult:
         """Run all requests; may be called once."""
