@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import pytest
 from tests.nano.original_nano_vllm import Original, find_package, load_original
 from tests.replay.nano.nano_runs import run_nano, run_nano_scheduler
 from tests.replay.trace_builders import random_requests, token_request
-from trtkv.errors import ConfigurationError
+from trtkv.errors import ConfigurationError, InvalidInputError
 from trtkv.nano import BlockManager, check_invariants
-from trtkv.traces.trace import TraceRequest
+from trtkv.traces.trace import KeyConstraints, TraceRequest
 from trtkv.traces.trace_reader import read_trace
 
 
@@ -176,3 +177,13 @@ def test_mooncake_traces_give_the_known_integers(
     result = run_nano(trace.requests, tokens_per_block=512, capacity_tokens=None, live=1)
     found = (result["reused"], result["prompt_blocks"], result["prepopulated_tokens"])
     assert found == (hit_blocks, prompt_blocks, hit_tokens)
+
+
+@pytest.mark.parametrize(
+    ("constraints", "named"),
+    [(KeyConstraints(lora_task_id=0), "lora_task_id 0"), (KeyConstraints(cache_salt="a"), "cache_salt 'a'")],
+)
+def test_what_its_keys_do_not_hold_is_refused_by_name(constraints: KeyConstraints, named: str) -> None:
+    request = replace(token_request(3, [1, 2, 3]), constraints=constraints)
+    with pytest.raises(InvalidInputError, match=f"request 3 has {named}, which nano-vllm's keys do not hold"):
+        run_nano([request], tokens_per_block=4, capacity_tokens=200, live=1)

@@ -251,7 +251,8 @@ def refuse_constraints(requests: Iterable[TraceRequest]) -> None:
     """Raise InvalidInputError for a request with a salt or an adapter, which nano-vllm's hashes do not know."""
     for request in requests:
         if request.constraints is not None:
-            given = ", ".join(f"{name} {value!r}" for name, value in request.constraints._asdict().items() if value)
+            constraints = request.constraints._asdict().items()
+            given = ", ".join(f"{name} {value!r}" for name, value in constraints if value is not None)
             raise InvalidInputError(
                 f"request {request.index} has {given}, which nano-vllm's keys do not hold: it would share blocks with "
                 "others; replay the trace with --system tensorrt-llm"
