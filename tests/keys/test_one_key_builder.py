@@ -83,7 +83,7 @@ def describe_prefix(content: Content, num_tokens: int) -> object:
 def test_what_differs_in_anything_but_tokens_is_never_shared(
     seed: int, enable_partial_reuse: bool, key_form: KeyForm
 ) -> None:
-    """Isolation: a cached token is used only behind the same prefix, adapter, salt, extra ids and image."""
+    """Isolation: a cached token is used only after the same prefix, adapter, salt, extra ids and image."""
     rng = random.Random(seed)
     manager = make_kv_cache_manager(48, enable_partial_reuse=enable_partial_reuse, key_form=key_form)
     served: set[object] = set()

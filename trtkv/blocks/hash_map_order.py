@@ -21,7 +21,7 @@ class HashMapOrder:
     A new key goes to the front of its bucket, or of the list when the bucket is empty; growing re-inserts all keys
     in list order; erasing unlinks. So a key's place follows from two ages, its bucket's and its own, the younger
     first, and no list is kept. The order matters only between equal partial matches: changes are written down and
-    worked out, with one hash per key, when somebody asks.
+    worked out, with one hash per key, when it is asked for.
     """
 
     __slots__ = ("_ages", "_buckets", "_hashes", "_last_age", "_pending", "bucket_count")

@@ -46,7 +46,7 @@ class KVCacheBlock(BlockNode):
     prev_block_in_seq: KVCacheBlock | None
     """Predecessor in the sequence that last took or stored the block."""
     priority: Priority
-    """Retention priority; stays until somebody gives another."""
+    """Retention priority; stays until another is given."""
     free_queue: Any
     """Where the block waits, owned by the eviction policy; None while it is held."""
     prev_free: KVCacheBlock
@@ -93,7 +93,7 @@ class KVCacheBlock(BlockNode):
 
     @property
     def is_shared(self) -> bool:
-        """Whether writing to the block could disturb somebody else."""
+        """Whether writing to the block could disturb another holder."""
         return self.ref_count > 1 or self.lookup_node is not None
 
     def inc_ref_count(self) -> None:

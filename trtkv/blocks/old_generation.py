@@ -35,7 +35,7 @@ class OldGeneration:
         """What ``make`` returns, about ``count`` objects; unless they are few, all it made are old afterwards.
 
         So is everything else that is alive, for the collector has no way to move single objects; what was garbage in
-        the young generations is collected first. Where the collector is off, or somebody uses ``gc.freeze()``, which
+        the young generations is collected first. Where the collector is off, or ``gc.freeze()`` is in use, which
         moving objects would undo, ``make`` is called and nothing else happens.
         """
         self._num_made += count

@@ -16,7 +16,7 @@ class KeyFunctions(NamedTuple):
     """What two keys must have in common for any partial match."""
     num_matching_tokens: Callable[[Any, Any], int]
     part_at: Callable[[Any, int], object]
-    """The token behind so many leading ones, something false behind the last; None: the family cannot be divided."""
+    """The token after this many leading ones, something false after the last; None: the family cannot be divided."""
     supports_partial_matching: Callable[[Any], bool]
     """Whether a key may match in part at all."""
 

@@ -15,22 +15,25 @@ EXIT_DIFFERS = 1
 
 def compare(
     result: Annotated[
-        Path, typer.Argument(metavar="RESULT", help="Result to judge: JSON of trtkv, or TensorRT-LLM kvCacheStats.")
+        Path,
+        typer.Argument(
+            metavar="RESULT", help="Result to compare: JSON written by trtkv, or TensorRT-LLM kvCacheStats."
+        ),
     ],
     reference: Annotated[
         str,
         typer.Argument(
-            metavar="REFERENCE", help="A result file, the id of a bundled reference, or bundled: all of them that fit."
+            metavar="REFERENCE", help="Result file, id of a bundled reference, or bundled for all that apply."
         ),
     ] = "bundled",
     tolerance: Annotated[
-        float, typer.Option(help="Largest difference of a rate; of a count as a share of the reference.")
+        float, typer.Option(help="Maximum difference: absolute for rates, relative to the reference for counts.")
     ] = 0.0,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Compare this number; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME", help="Compare only this number; repeatable.")
     ] = None,
     ignore_settings: Annotated[
-        bool, typer.Option("--ignore-settings", help="Compare although block size, capacity or the like differ.")
+        bool, typer.Option("--ignore-settings", help="Compare even if block size, capacity or other settings differ.")
     ] = False,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the comparison as JSON; - is standard output.")

@@ -34,25 +34,27 @@ CacheSpecOption = Annotated[
 ]
 MemoryOption = Annotated[str | None, typer.Option("--memory", metavar="SIZE", help=MEMORY_HELP)]
 HostMemoryOption = Annotated[
-    str | None, typer.Option("--host-memory", metavar="SIZE", help="Memory of the host tier for each GPU, e.g. 200GiB.")
+    str | None, typer.Option("--host-memory", metavar="SIZE", help="Host tier memory per GPU, e.g. 200GiB.")
 ]
 KvDtypeOption = Annotated[
-    KvDtypeChoice, typer.Option("--kv-dtype", help="Element type of the cache; auto: what the checkpoint asks for.")
+    KvDtypeChoice, typer.Option("--kv-dtype", help="Cache element type; auto takes it from the checkpoint.")
 ]
-TpOption = Annotated[int, typer.Option("--tp", help="GPUs that share the heads of a layer (tensor parallelism).")]
+TpOption = Annotated[int, typer.Option("--tp", help="Tensor-parallel size.")]
 MaxSeqLenOption = Annotated[
     int | None,
-    typer.Option("--max-seq-len", help="Longest sequence in tokens.  [default: max_position_embeddings of the model]"),
+    typer.Option(
+        "--max-seq-len", help="Maximum sequence length in tokens.  [default: max_position_embeddings of the model]"
+    ),
 ]
 SnapshotIntervalOption = Annotated[
-    int | None, typer.Option(help="Tokens between two snapshots of recurrent states.  [default: 256]")
+    int | None, typer.Option(help="Interval between snapshots of recurrent states, in tokens.  [default: 256]")
 ]
 WindowSharesOption = Annotated[
     str | None,
     typer.Option(
         "--window-shares",
         metavar="S,S",
-        help="Share of the memory of each window, narrowest first.  [default: TRTLLM_WINDOW_SIZE_SHARES, else equal]",
+        help="Memory share of each window, narrowest first.  [default: TRTLLM_WINDOW_SIZE_SHARES, else equal]",
     ),
 ]
 

@@ -30,7 +30,7 @@ JsonOption = Annotated[
 
 @reference_app.command("list")
 def list_references(
-    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only ids that start like this.")] = "",
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only ids with this prefix.")] = "",
     runs: Annotated[bool, typer.Option("--runs", help="List the recorded runs of the original manager.")] = False,
     json_file: JsonOption = None,
 ) -> None:
@@ -55,10 +55,10 @@ def list_references(
 @reference_app.command()
 def check(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with the public trace files, at any depth.")],
-    prefix: Annotated[str, typer.Option(help="Only ids that start like this.")] = "",
+    prefix: Annotated[str, typer.Option(help="Only ids with this prefix.")] = "",
     json_file: JsonOption = None,
 ) -> None:
-    """Find reference numbers again from the public trace files: expected beside got.
+    """Recompute reference numbers from the public trace files and show expected against actual.
 
     Files are told by name and checksum. Exit code 0: all agree, those of papers within the tolerance shown; 1: some
     differ; 2: no trace at hand.

@@ -106,7 +106,7 @@ def make_trace_settings(options: ReplayOptions) -> TraceSettings:
 
 
 def make_job(options: ReplayOptions, tell: Callable[[str], None] | None = None) -> ReplayJob:
-    """What the options say to run. Raises InvalidInputError for options that cannot be or do not go together.
+    """What the options say to run. Raises InvalidInputError for invalid or incompatible options.
 
     ``tell`` is called with what a model's memory became, in a line.
     """

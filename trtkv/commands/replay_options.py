@@ -67,22 +67,22 @@ class ReplayOptions:
     """Arguments as they were written, by the names that the code uses."""
 
     trace: Annotated[
-        str, typer.Argument(metavar="TRACE", help="Request trace: a file, plain or packed, a folder, or - (stdin).")
+        str, typer.Argument(metavar="TRACE", help="Request trace: a file, plain or compressed, a folder, or - (stdin).")
     ]
     system: Annotated[
-        SystemChoice, typer.Option(help="Whose block manager; nano-scheduler lets nano-vllm's scheduler preempt.")
+        SystemChoice, typer.Option(help="Block manager to replay on; nano-scheduler adds nano-vllm's scheduler.")
     ] = SystemChoice.TENSORRT_LLM
     trace_format: FormatOption = None
     block_size: Annotated[
-        int | None, typer.Option(help="Tokens that one hash id stands for. Needed for Mooncake rows (theirs: 512).")
+        int | None, typer.Option(help="Tokens per hash id. Required for Mooncake rows (512 in the public traces).")
     ] = None
-    tokens_per_block: Annotated[int, typer.Option(help="Tokens of a cache block.")] = 32
+    tokens_per_block: Annotated[int, typer.Option(help="Tokens per cache block.")] = 32
     capacity_tokens: Annotated[
         str | None,
-        typer.Option(metavar="N|inf", help="Tokens that the cache holds, e.g. 30000000, 30M or inf.  [default: inf]"),
+        typer.Option(metavar="N|inf", help="Cache capacity in tokens, e.g. 30000000, 30M or inf.  [default: inf]"),
     ] = None
     host_tokens: Annotated[
-        str | None, typer.Option(metavar="N", help="Tokens that the host tier holds.  [default: 0]")
+        str | None, typer.Option(metavar="N", help="Host tier capacity in tokens.  [default: 0]")
     ] = None
     model: ModelOption = None
     cache_spec: CacheSpecOption = None
@@ -93,25 +93,25 @@ class ReplayOptions:
     max_seq_len: MaxSeqLenOption = None
     window_shares: WindowSharesOption = None
     snapshot_interval: SnapshotIntervalOption = None
-    live: Annotated[int, typer.Option(help="Most requests live at a time.")] = 1
+    live: Annotated[int, typer.Option(help="Maximum concurrent requests.")] = 1
     window: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="W|full", help="Attention window of a layer in tokens; may be repeated. Without it: full."
-        ),
+        typer.Option(metavar="W|full", help="Attention window of a layer in tokens; repeatable.  [default: full]"),
     ] = None
-    no_partial_reuse: Annotated[bool, typer.Option("--no-partial-reuse", help="Reuse whole cached blocks only.")] = (
+    no_partial_reuse: Annotated[bool, typer.Option("--no-partial-reuse", help="Reuse only whole cached blocks.")] = (
         False
     )
     no_copy_on_partial_reuse: Annotated[
         bool,
-        typer.Option("--no-copy-on-partial-reuse", help="Take a part of a block over in place or not at all."),
+        typer.Option(
+            "--no-copy-on-partial-reuse", help="Never copy a partly matched block: reuse it in place or not at all."
+        ),
     ] = False
     compatibility: Annotated[
-        bool, typer.Option("--compatibility", help="Behave exactly like the original, its faults included.")
+        bool, typer.Option("--compatibility", help="Reproduce TensorRT-LLM's behaviour exactly, including its faults.")
     ] = False
     limit: Annotated[int | None, typer.Option(help="Read only the first N rows of the file.")] = None
-    lenient: Annotated[bool, typer.Option("--lenient", help="Count and skip malformed rows.")] = False
+    lenient: Annotated[bool, typer.Option("--lenient", help="Skip malformed rows and report how many.")] = False
     output_length: OutputLengthOption = None
     sessions: SessionsOption = Sessions.TRACE
     outputs: OutputsOption = Outputs.TRACE
@@ -119,21 +119,23 @@ class ReplayOptions:
     tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer file or folder, for traces with text.")] = None
     chat_template: Annotated[str | None, typer.Option(help="Chat template file, or chatml.")] = None
     bounds: Annotated[
-        bool, typer.Option("--bounds", help="Show what no policy could beat: unlimited cache, clairvoyant eviction.")
+        bool, typer.Option("--bounds", help="Also compute upper bounds: unlimited cache and clairvoyant eviction.")
     ] = False
     scheduler: Annotated[
         SchedulerChoice | None,
         typer.Option(help="Run the schedulers step by step on a virtual clock instead of the closed loop."),
     ] = None
     max_batch_size: Annotated[
-        int | None, typer.Option(help="With --scheduler: most requests in a step.  [default: 64]")
+        int | None, typer.Option(help="With --scheduler: maximum requests per step.  [default: 64]")
     ] = None
     max_num_tokens: Annotated[
-        int | None, typer.Option(help="With --scheduler: most tokens computed in a step.  [default: 8192]")
+        int | None, typer.Option(help="With --scheduler: maximum tokens computed per step.  [default: 8192]")
     ] = None
     arrivals: Annotated[
         ArrivalsChoice | None,
-        typer.Option(help="With --scheduler: all requests at once, or at the trace's times.  [default: asap]"),
+        typer.Option(
+            help="With --scheduler: when requests arrive: all at once, or at the trace's times.  [default: asap]"
+        ),
     ] = None
     step_time: Annotated[
         str | None,
@@ -143,14 +145,17 @@ class ReplayOptions:
         ),
     ] = None
     chunked_context: Annotated[
-        bool, typer.Option("--chunked-context", help="With --scheduler: cut prompts into chunks to fill steps.")
+        bool, typer.Option("--chunked-context", help="With --scheduler: split prompts into chunks to fill steps.")
     ] = False
     chunk_policy: Annotated[
         ChunkPolicyChoice | None,
-        typer.Option(help="With --chunked-context: who gets the tokens.  [default: first-come-first-served]"),
+        typer.Option(
+            help="With --chunked-context: how a step's tokens are shared out.  [default: first-come-first-served]"
+        ),
     ] = None
     chunk_unit: Annotated[
-        int | None, typer.Option(help="With --chunked-context: chunks are multiples of it.  [default: a block]")
+        int | None,
+        typer.Option(help="With --chunked-context: chunk sizes are multiples of N tokens.  [default: one block]"),
     ] = None
     record: Annotated[
         str | None,
@@ -162,20 +167,24 @@ class ReplayOptions:
     requests_file: Annotated[
         str | None,
         typer.Option(
-            "--requests-json", metavar="FILE", help="Write, request by request, what was found, admitted and skipped."
+            "--requests-json", metavar="FILE", help="Write found tokens, admission order and skips of each request."
         ),
     ] = None
-    explain: Annotated[bool, typer.Option("--explain", help="Give every prompt token a cause: found, or why not.")] = (
-        False
-    )
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Explain every prompt token: found, or why it was missed.")
+    ] = False
     explain_file: Annotated[
         str | None,
         typer.Option("--explain-requests", metavar="FILE", help="Write the causes of each request as CSV."),
     ] = None
-    curve: Annotated[int | None, typer.Option(metavar="N", help="Run at N other capacities too, on all cores.")] = None
+    curve: Annotated[int | None, typer.Option(metavar="N", help="Also replay at N other capacities, on all cores.")] = (
+        None
+    )
     html_file: Annotated[
         str | None,
-        typer.Option("--html", metavar="FILE", help="Write one self-contained page, with --explain and --bounds."),
+        typer.Option(
+            "--html", metavar="FILE", help="Write a self-contained HTML page; implies --explain and --bounds."
+        ),
     ] = None
 
 

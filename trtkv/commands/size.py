@@ -26,7 +26,7 @@ _ANY_MEMORY: Final = "1TiB"
 
 
 def run_size(options: SizeOptions) -> None:
-    """Show what fits: bytes per token, blocks and tokens of each window, for a model and an amount of memory."""
+    """Size a cache: bytes per token, blocks and tokens of each window, for a model and an amount of memory."""
     from trtkv.sizing.plan_comparison import PlanComparison
 
     check_outputs([options.json_file], [options.model, options.cache_spec])

@@ -38,43 +38,46 @@ class SizeOptions:
     memory: MemoryOption = None
     reserved: Annotated[
         str | None,
-        typer.Option("--reserved", metavar="SIZE", help="Part of --memory for weights and activations, e.g. 16GiB."),
+        typer.Option(
+            "--reserved", metavar="SIZE", help="Part of --memory reserved for weights and activations, e.g. 16GiB."
+        ),
     ] = None
     host_memory: HostMemoryOption = None
     kv_dtype: KvDtypeOption = KvDtypeChoice.AUTO
     tp: TpOption = 1
-    pp: Annotated[int, typer.Option("--pp", help="Stages that share the layers (pipeline parallelism).")] = 1
-    tokens_per_block: Annotated[int, typer.Option(help="Tokens of a cache block.")] = 32
+    pp: Annotated[int, typer.Option("--pp", help="Pipeline-parallel size.")] = 1
+    tokens_per_block: Annotated[int, typer.Option(help="Tokens per cache block.")] = 32
     max_seq_len: MaxSeqLenOption = None
     window: Annotated[
         list[str] | None,
-        typer.Option(metavar="W|full", help="Window of a layer instead of the model's; repeated over the layers."),
+        typer.Option(
+            metavar="W|full",
+            help="Attention window of a layer, overriding the model's; repeatable, cycled over the layers.",
+        ),
     ] = None
     window_shares: WindowSharesOption = None
     max_batch_size: Annotated[
-        int, typer.Option(help="Sequences at a time; counts for recurrent states with --no-reuse only.")
+        int, typer.Option(help="Maximum concurrent sequences; matters only for recurrent states with --no-reuse.")
     ] = 1
-    no_reuse: Annotated[bool, typer.Option("--no-reuse", help="Without block reuse.")] = False
+    no_reuse: Annotated[bool, typer.Option("--no-reuse", help="Disable block reuse.")] = False
     snapshot_interval: SnapshotIntervalOption = None
     input_len: Annotated[
-        int | None, typer.Option(metavar="N", help="Prompt tokens of a request, to see how many requests fit.")
+        int | None, typer.Option(metavar="N", help="Prompt tokens per request, to see how many requests fit.")
     ] = None
-    output_len: Annotated[int | None, typer.Option(metavar="N", help="Output tokens of a request.")] = None
+    output_len: Annotated[int | None, typer.Option(metavar="N", help="Output tokens per request.")] = None
     requests: Annotated[
-        int | None, typer.Option(metavar="N", help="See the memory that N such requests need, instead of --memory.")
+        int | None, typer.Option(metavar="N", help="Show the memory that N such requests need; replaces --memory.")
     ] = None
     versus: Annotated[
         list[str] | None,
         typer.Option(
             metavar="K=V[,K=V]",
-            help="One more column with other settings, e.g. kv-dtype=fp8,tp=2 or model=NAME; may be repeated.",
+            help="Add a column with other settings, e.g. kv-dtype=fp8,tp=2 or model=NAME; repeatable.",
         ),
     ] = None
-    list_models: Annotated[
-        bool, typer.Option("--list-models", help="List the models that are known by name, and exit.")
-    ] = False
+    list_models: Annotated[bool, typer.Option("--list-models", help="List models known by name and exit.")] = False
     check: Annotated[
-        bool, typer.Option("--check", help="Allocate the pools in little memory on the CPU and compare (needs torch).")
+        bool, typer.Option("--check", help="Allocate small pools on the CPU and compare their sizes (needs torch).")
     ] = False
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")

@@ -48,10 +48,10 @@ def sweep(
     results: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Keep finished runs here, a JSON line each; runs that it has are not repeated."
+            metavar="FILE", help="Keep finished runs here as JSON lines; runs already in it are not repeated."
         ),
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Processes at a time.  [default: all processors]")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Number of processes.  [default: all processors]")] = None,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -61,7 +61,7 @@ def sweep(
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows as CSV.")] = None,
     parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows as Parquet.")] = None,
 ) -> None:
-    """Replay traces with every combination of settings, on all processors or a cluster; stop and go on at will."""
+    """Replay traces with every combination of settings, on all processors or a cluster; resumable."""
     from trtkv.replay.sweep.columns import make_row
     from trtkv.replay.sweep.grid import parse_settings
     from trtkv.replay.sweep.parquet import check_parquet, write_parquet

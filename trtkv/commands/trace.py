@@ -12,7 +12,7 @@ from trtkv.commands.trace_convert import convert
 from trtkv.commands.trace_info import info
 
 trace_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Make request traces, and show what one holds."
+    no_args_is_help=True, rich_markup_mode=None, help="Generate, describe and convert request traces."
 )
 trace_app.command()(info)
 trace_app.command()(convert)
@@ -30,10 +30,10 @@ class KindChoice(str, Enum):
 def generate(
     kind: Annotated[KindChoice, typer.Option(help="Kind of workload; docs/workloads.md describes each.")],
     requests: Annotated[int, typer.Option(metavar="N", help="Number of requests.")],
-    seed: Annotated[int, typer.Option(metavar="S", help="The same seed gives the same trace.")],
-    block_size: Annotated[int, typer.Option(help="Tokens that one hash id stands for.")] = 512,
+    seed: Annotated[int, typer.Option(metavar="S", help="Random seed; the same seed gives the same trace.")],
+    block_size: Annotated[int, typer.Option(help="Tokens per hash id.")] = 512,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - is standard output.")
+        str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - is standard output.")
     ] = "-",
 ) -> None:
     """Write a generated workload as Mooncake JSONL, sorted by time."""

@@ -20,23 +20,23 @@ def _check_target(name: str) -> str:
 
 def convert(
     trace: Annotated[str, typer.Argument(metavar="IN", help="Request trace of any format; - is standard input.")],
-    output: Annotated[str, typer.Argument(metavar="OUT", help="Where to write; - is standard output.")],
+    output: Annotated[str, typer.Argument(metavar="OUT", help="Output file; - is standard output.")],
     target: Annotated[
         str, typer.Option("--to", metavar="FORMAT", callback=_check_target, help=f"{' or '.join(WRITTEN_FORMATS)}.")
     ],
     anonymise: Annotated[
-        bool, typer.Option("--anonymise", help="Rename all ids; which prompts begin alike stays the same.")
+        bool, typer.Option("--anonymise", help="Rename all ids; shared prefixes stay shared.")
     ] = False,
     to_block_size: Annotated[
         int | None,
-        typer.Option(help="Tokens of a hash id that is written.  [default: those of the trace, else 32]", min=1),
+        typer.Option(help="Tokens per hash id in the output.  [default: those of the trace, else 32]", min=1),
     ] = None,
     trace_format: FormatOption = None,
-    block_size: Annotated[int | None, typer.Option(help="Tokens that one hash id of IN stands for.")] = None,
+    block_size: Annotated[int | None, typer.Option(help="Tokens per hash id of IN.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer file or folder, for traces with text.")] = None,
     chat_template: Annotated[str | None, typer.Option(help="Chat template file, or chatml.")] = None,
     limit: Annotated[int | None, typer.Option(help="Read only the first N rows.")] = None,
-    lenient: Annotated[bool, typer.Option("--lenient", help="Count and skip malformed rows.")] = False,
+    lenient: Annotated[bool, typer.Option("--lenient", help="Skip malformed rows and report how many.")] = False,
     output_length: OutputLengthOption = None,
     max_line_bytes: MaxLineBytesOption = None,
 ) -> None:

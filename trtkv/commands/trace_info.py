@@ -23,18 +23,18 @@ def info(
     trace: Annotated[
         str,
         typer.Argument(
-            metavar="TRACE", help="Request trace: a file, plain or gzip, a folder, or - for standard input."
+            metavar="TRACE", help="Request trace: a file, plain or compressed, a folder, or - for standard input."
         ),
     ],
     trace_format: FormatOption = None,
-    block_size: Annotated[int | None, typer.Option(help="Tokens that one hash id stands for.")] = None,
+    block_size: Annotated[int | None, typer.Option(help="Tokens per hash id.")] = None,
     tokens_per_block: Annotated[
-        int | None, typer.Option(help="Tokens of a block in the figures.  [default: those of a hash id, else 32]")
+        int | None, typer.Option(help="Tokens per block in the figures.  [default: those of a hash id, else 32]")
     ] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer file or folder, for traces with text.")] = None,
     chat_template: Annotated[str | None, typer.Option(help="Chat template file, or chatml.")] = None,
     limit: Annotated[int | None, typer.Option(help="Read only the first N rows.")] = None,
-    lenient: Annotated[bool, typer.Option("--lenient", help="Count and skip malformed rows.")] = False,
+    lenient: Annotated[bool, typer.Option("--lenient", help="Skip malformed rows and report how many.")] = False,
     output_length: OutputLengthOption = None,
     max_line_bytes: MaxLineBytesOption = None,
     sessions: SessionsOption = Sessions.TRACE,
@@ -43,7 +43,7 @@ def info(
         str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
     ] = None,
 ) -> None:
-    """Show what a trace holds: requests, tokens, sharing of prefixes, reuse distances, working sets."""
+    """Describe a trace: requests, tokens, shared prefixes, reuse distances, working sets."""
     from trtkv.errors import InvalidInputError
     from trtkv.traces.info.trace_info import describe_trace
     from trtkv.traces.trace_reader import read_trace

@@ -34,18 +34,20 @@ FormatOption: TypeAlias = Annotated[
 """None: told by the first row."""
 
 OutputLengthOption: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", help="Generated tokens of rows that do not say how many.")
+    int | None, typer.Option(metavar="N", help="Output length of rows that have none.")
 ]
 
 MaxLineBytesOption: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", help="Longest row that is read, in bytes.  [default: 268435456]")
+    int | None, typer.Option(metavar="N", help="Maximum row length in bytes.  [default: 268435456]")
 ]
 
 SessionsOption: TypeAlias = Annotated[
     Sessions,
-    typer.Option(help="Which requests wait for others: those the trace says, also those prompts suggest, or none."),
+    typer.Option(
+        help="Which requests wait for an earlier one: those in the trace, those inferred from prompts too, or none."
+    ),
 ]
 
 OutputsOption: TypeAlias = Annotated[
-    Outputs, typer.Option(help="What requests generate: the trace's tokens where it has them, or made-up ones.")
+    Outputs, typer.Option(help="Generated tokens: the trace's where known, or made-up ones (synthetic).")
 ]

@@ -18,16 +18,14 @@ def verify(
         list[Path],
         typer.Argument(metavar="PATH", help="Programs (format trtkv.ops), or folders with *.jsonl files."),
     ],
-    jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes to use.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", min=1, help="Number of processes.")] = 1,
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Write a JSON report; with - it takes the place of the text."),
+        typer.Option("--json", metavar="FILE", help="Write a JSON report; - replaces the text on standard output."),
     ] = None,
     default: Annotated[
         bool,
-        typer.Option(
-            "--default", help="Run the default behaviour, and name the decision that explains each departure."
-        ),
+        typer.Option("--default", help="Run the default behaviour and name the decision that explains each departure."),
     ] = False,
 ) -> None:
     """Replay recorded programs on this manager and compare every answer, error and observation.

@@ -270,7 +270,7 @@ def _judge(number: ReferenceNumber, got: Count) -> tuple[float, str]:
     difference = (got.value or 0.0) - (number.value or 0.0)
     if abs(difference) > number.tolerance:
         return difference, DIFFERS
-    # A rate known to so many digits is equal if it rounds to the same.
+    # A rate known to a few digits is equal if it rounds to the same.
     return difference, EQUAL if number.tolerance < ROUNDING else WITHIN
 
 

@@ -29,7 +29,7 @@ class TraceSource(NamedTuple):
 
 
 class ReferenceNumber(NamedTuple):
-    """One number somebody found, and how to find it again."""
+    """One published number, and how to find it again."""
 
     id: str
     trace: str

@@ -34,7 +34,7 @@ class AttentionDpEventGatherer:
     a gather only if any rank has events. A thread was chosen over a collective inside ``flush`` because ranks whose
     clocks differ would disagree about which flush is due, and wait for each other for ever.
 
-    ``group``: process group on gloo that nobody else uses; by default a new one of all ranks, which makes the
+    ``group``: process group on gloo that nothing else uses; by default a new one of all ranks, which makes the
     constructor a collective call. ``max_kv_event_entries``: events kept in the outbox if the worker cannot keep up;
     the oldest are dropped and counted. ``clock`` returns nanoseconds.
     """

@@ -79,7 +79,7 @@ class KVCacheEventManager:
 
     @property
     def num_dropped_events(self) -> int:
-        """Events dropped because nobody flushed or read them in time."""
+        """Events dropped because they were not flushed or read in time."""
         return self._num_dropped_events
 
     @property

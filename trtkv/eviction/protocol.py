@@ -32,7 +32,7 @@ class EvictionPolicy(Protocol):
         """Blocks left the tree or this level. Those just taken come here after ``take``; free ones stay in order."""
 
     def released(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Nobody holds these blocks now: they can be evicted. A request releases its last block first."""
+        """These blocks are no longer held, so they can be evicted. A request releases its last block first."""
 
     def claimed(self, blocks: Sequence[KVCacheBlock]) -> None:
         """These free blocks are held again: they cannot be evicted any more."""

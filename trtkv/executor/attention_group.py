@@ -90,7 +90,7 @@ class AttentionGroup:
         visible = self._find_visible(positions, window)
         if visible[:, :, :num_keys].all():
             return VisibleHistory(memory.index_pages(pool_idx, self._rows, held), num_keys, None, is_causal=False)
-        # What no query sees counts zero times, but zero times NaN is NaN: memory that nobody wrote must go.
+        # What no query sees counts zero times, but zero times NaN is NaN: memory that was never written must go.
         unwritten = ~visible.any(dim=1)
         unwritten[:, num_keys:] = False
         index = memory.index_pages(pool_idx, self._rows, held, unwritten)

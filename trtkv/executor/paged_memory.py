@@ -30,7 +30,7 @@ class PagedIndex(NamedTuple):
     num_sequences: int
     tokens_per_unit: int
     unwritten: torch.Tensor | None = None
-    """Flat: tokens of the copy that are zeroed, as nobody may have written them."""
+    """Flat: tokens of the copy that are zeroed, as they may never have been written."""
 
 
 class PagedLayer(NamedTuple):

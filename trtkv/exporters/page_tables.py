@@ -102,7 +102,7 @@ def export_block_table(
     """Pages as FlashAttention and vLLM (``padding=0``) or transformers (``padding=-1``) read them.
 
     ``width``: columns, by default those of the longest row; with ``out`` all its columns. Everything without a page,
-    behind the end of a row or out of the window, is ``padding``; rows of ``out`` behind the last one are left alone.
+    after the end of a row or out of the window, is ``padding``; rows of ``out`` after the last one are left alone.
     """
     rows = _read_rows(manager, request_ids, window_size, kv_lens)
     longest = max((len(row.slots) for row in rows), default=0)
@@ -127,7 +127,7 @@ def export_slot_mapping(
 ) -> NDArray[np.int64]:
     """Where the newest tokens of each request go: page * tokens_per_block + offset, int64, row after row.
 
-    ``num_new_tokens``: per request, the last of its ``kv_lens``. Entries of ``out`` behind the filled part become
+    ``num_new_tokens``: per request, the last of its ``kv_lens``. Entries of ``out`` after the filled part become
     NO_SLOT, so that a padded batch writes nowhere.
     """
     rows = _read_rows(manager, request_ids, window_size, kv_lens)

@@ -93,7 +93,7 @@ class KvCacheMetrics:
         }
         self._listener_lag = gauge("listener_lag_seconds", "Time from packing to reading of the newest event batch.")
         self._listener_missed = gauge("listener_missed_batches", "Event batches that never reached the listener.")
-        self._dropped_events = gauge("dropped_events", "Events lost so far because nobody read them in time.")
+        self._dropped_events = gauge("dropped_events", "Events lost so far because they were not read in time.")
 
     def _of(self, metric: Any, **more: str) -> Any:
         labels = self._labels | more

@@ -66,7 +66,7 @@ def find_violations(
 
     ``requests``: tokens of live sequences by id; only those named here are compared with the tree (rule 23).
     ``pins``: what the caller knows to be pinned; without it the manager's own record counts.
-    ``rewound``: sequences cut by more tokens than the manager was told to reckon with (rule 16).
+    ``rewound``: sequences cut by more tokens than the manager was told to expect (rule 16).
     """
     tree = _Tree(manager)
     found = list(tree.find_violations())

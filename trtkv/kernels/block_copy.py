@@ -55,7 +55,7 @@ class BlockLayout(NamedTuple):
         return last_slot + last_piece + self.rows_per_piece * self.row_bytes
 
     def num_copied_bytes(self, num_tokens: int) -> int:
-        """Bytes that a copy of so many tokens moves."""
+        """Bytes that a copy of this many tokens moves."""
         return self.num_pieces * self.rows_per_piece * num_tokens * self.token_bytes
 
 

@@ -88,7 +88,7 @@ def first_token_of(key: PackedKey) -> object:
 
 
 def token_at(key: PackedKey, position: int) -> bytes | None:
-    """The token at a position of a plain key, empty behind the last; None for a constrained key or a digest."""
+    """The token at a position of a plain key, empty after the last; None for a constrained key or a digest."""
     if isinstance(key, (tuple, int)):
         return None
     return token_bytes(key[position : position + 1]) if isinstance(key, range) else key[4 * position : 4 * position + 4]

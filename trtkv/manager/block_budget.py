@@ -42,7 +42,7 @@ class BlockBudget:
         self.num_extra_kv_tokens = 0
         """Tokens added to every prompt."""
         self.draft_token_reserve = 0
-        """Draft tokens to reckon with at least."""
+        """Draft tokens to budget for at least."""
 
     def _uses_summary(self) -> bool:
         return self._enable_block_reuse and not self._block_manager.is_variable_window and not self._is_cross
@@ -57,7 +57,7 @@ class BlockBudget:
         """Blocks a request needs in a window for its next step (or two). C++: getNeededBlocksOneStep.
 
         Writes the request's estimated reusable tokens: cached blocks of a first chunk, else 0. Only cached
-        blocks that somebody holds lower the need, as free ones count as free already.
+        blocks that are held lower the need, as free ones count as free already.
         """
         with self._fresh_estimate(llm_request):
             is_disagg = llm_request.is_disagg_generation_init_state

@@ -208,7 +208,7 @@ class BlockManager:
         ]
 
     def count_evictable_blocks(self) -> dict[WindowSize, tuple[int, ...]]:
-        """Cached blocks that nobody holds, by window and tier: (primary, secondary). Walks the tree."""
+        """Cached blocks that are not held, by window and tier: (primary, secondary). Walks the tree."""
         result = {}
         for window, manager in self.window_block_managers.items():
             levels = Counter(get_cache_level(block) for block in manager.matcher.list_blocks() if not block.has_refs)

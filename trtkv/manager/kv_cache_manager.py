@@ -382,7 +382,7 @@ class KVCacheManager:
 
     @property
     def draft_token_reserve(self) -> int:
-        """Drafts that budgets reckon with at least, and by which a sliding window can be rewound."""
+        """Drafts that budgets assume at least, and by which a sliding window can be rewound."""
         return self._budget.draft_token_reserve
 
     # -- admission ------------------------------------------------------------------------------------
@@ -435,7 +435,7 @@ class KVCacheManager:
             self._growth.add_tokens(request_ids)
 
     def add_token_rounds(self, request_ids: Iterable[RequestId], num_rounds: int) -> None:
-        """``add_tokens(request_ids)`` so many times: decode steps between which nothing else happens.
+        """``add_tokens(request_ids)`` this many times: decode steps between which nothing else happens.
 
         The steps before a failing one stay.
         """
@@ -633,7 +633,7 @@ class KVCacheManager:
     # -- budgets --------------------------------------------------------------------------------------------
 
     def set_spec_decoding_budget(self, num_extra_kv_tokens: int, draft_token_reserve: int) -> None:
-        """Tokens that budgets add to every prompt, and drafts to reckon with at least. C++: setSpecDecodingBudget.
+        """Tokens that budgets add to every prompt, and drafts to budget for at least. C++: setSpecDecodingBudget.
 
         Sliding windows keep that many tokens more, so that rejected drafts can be rewound.
         """
@@ -676,7 +676,7 @@ class KVCacheManager:
         """Blocks a request needs in a window for its next step (or two). C++: getNeededBlocksOneStep.
 
         Writes the request's estimated reusable tokens: cached blocks of a first chunk, else 0. Only cached
-        blocks that somebody holds lower the need, as free ones count as free already.
+        blocks that are held lower the need, as free ones count as free already.
         """
         with self._lock:
             return self._budget.get_needed_blocks_one_step(

@@ -61,7 +61,7 @@ class SequenceGrowth:
         self._add_round(self._get_sequences(request_ids))
 
     def add_token_rounds(self, request_ids: Iterable[RequestId], num_rounds: int) -> None:
-        """``add_tokens(request_ids)`` so many times; the rounds before a failing one stay."""
+        """``add_tokens(request_ids)`` this many times; the rounds before a failing one stay."""
         sequences = self._get_sequences(request_ids)
         for _ in range(num_rounds):
             self._add_round(sequences)

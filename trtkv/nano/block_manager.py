@@ -36,7 +36,7 @@ class BlockManager:
         """Chained hash -> the block registered last under it."""
         # An ordered dict is a queue from whose middle a block can be taken at once when it is matched.
         self.free_block_ids: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        """Blocks nobody holds, next one to be handed out first."""
+        """Blocks that are not held, next one to be handed out first."""
         # Sequences that are dropped without having ended take their hashes with them.
         self._chains: WeakKeyDictionary[ManagedSequence, BlockChain] = WeakKeyDictionary()
 
@@ -49,7 +49,7 @@ class BlockManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks nobody holds."""
+        """Blocks that are not held."""
         return len(self.free_block_ids)
 
     @property

@@ -262,7 +262,7 @@ def view_tokens(pool: KVCacheBlockPool, block: torch.Tensor, num_tokens: int) ->
 
 
 def is_partial(pool: KVCacheBlockPool, num_tokens: int) -> bool:
-    """Whether a copy of so many tokens (0: all) leaves part of this pool's block out."""
+    """Whether a copy of this many tokens (0: all) leaves part of this pool's block out."""
     return 0 < num_tokens < pool.tokens_per_block and pool.is_data_pool and pool.num_kv_heads > 0
 
 

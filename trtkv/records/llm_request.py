@@ -243,7 +243,7 @@ class LlmRequest:
             tokens.extend(new)
 
     def set_generated_tokens(self, beam_tokens: Sequence[Iterable[TokenId]]) -> None:
-        """Replace everything behind the prompt, beam by beam."""
+        """Replace everything after the prompt, beam by beam."""
         added = [to_token_array(tokens) for tokens in beam_tokens]
         if len(added) != len(self._tokens):
             raise InvalidInputError(f"tokens for {len(added)} beams, the request has {len(self._tokens)}")
@@ -328,7 +328,7 @@ class LlmRequest:
 
     @property
     def is_first_context_chunk(self) -> bool:
-        """Whether nothing behind the prepopulated part has been computed."""
+        """Whether nothing after the prepopulated part has been computed."""
         return self._context_current_position == self._prepopulated_prompt_len
 
     @property

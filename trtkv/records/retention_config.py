@@ -137,7 +137,7 @@ def _check_ranges(ranges: Sequence[TokenRangeRetentionConfig]) -> None:
             if index + 1 < len(ranges):
                 raise RetentionRangeError(f"token range [{start}, None) is open but not the last; give it an end")
         elif end <= start:
-            raise RetentionRangeError(f"token range [{start}, {end}) is empty; the end must be behind the start")
+            raise RetentionRangeError(f"token range [{start}, {end}) is empty; the end must be after the start")
         elif index + 1 < len(ranges) and end > ranges[index + 1].token_start:
             raise RetentionRangeError(
                 f"token range [{start}, {end}) overlaps the one starting at {ranges[index + 1].token_start}"

@@ -115,7 +115,7 @@ class ReplayConfig:
     def with_window_blocks(
         self, windows: Sequence[WindowSize | None], window_blocks: Sequence[tuple[int, int]], sequence_length: int
     ) -> ReplayConfig:
-        """The same settings for a server with so many blocks a window; capacities become those of the smallest."""
+        """The same settings for a server with these blocks per window; capacities become those of the smallest."""
         return replace(
             self,
             windows=tuple(windows),

@@ -25,7 +25,7 @@ class Admit(NamedTuple):
 
 
 class Decode(NamedTuple):
-    """Every live request generates so many tokens."""
+    """Every live request generates this many tokens."""
 
     num_rounds: int
 

@@ -88,7 +88,7 @@ class KVCacheResourceManager(BaseResourceManager):
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> KVCacheResourceManager:
         """Manager of a model in the bytes given; ``across_ranks`` makes it a collective call, so that ranks agree."""
-        # Slots behind the last token are part of the longest sequence, or its window would start to slide.
+        # Slots after the last token are part of the longest sequence, or its window would start to slide.
         num_behind = num_extra_kv_tokens + draft_token_reserve
         longest = {"max_sequence_length": model_config.max_sequence_length + num_behind}
         model_config = model_config.model_copy(update=longest)

@@ -44,7 +44,7 @@ class KvCacheBudget(Protocol):
 
     @property
     def draft_token_reserve(self) -> int:
-        """Drafts to reckon with at least."""
+        """Drafts to budget for at least."""
         ...
 
     @property

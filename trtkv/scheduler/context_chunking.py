@@ -18,7 +18,7 @@ def reusable_tokens(request: LlmRequest) -> int:
 def count_compute_tokens(chunk: int, reusable: int, remaining: int, discount: ReuseDiscount) -> int:
     """Tokens a chunk is charged with.
 
-    LATE is what is really computed: a chunk is placed behind the cached tokens, so it becomes shorter only
+    LATE is what is really computed: a chunk is placed after the cached tokens, so it becomes shorter only
     when it would run past the end of the prompt. RECORDED takes the cached tokens off every chunk.
     """
     if discount is ReuseDiscount.LATE:

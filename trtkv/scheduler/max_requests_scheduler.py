@@ -10,7 +10,7 @@ class MaxRequestsScheduler(BaseCapacityScheduler):
     """Takes encoder, context and generation requests in order, up to a limit; looks at no manager."""
 
     def schedule(self, call: ScheduleInput) -> tuple[list[LlmRequest], list[LlmRequest]]:
-        """Scheduled requests in order; nobody is paused. Changes nothing."""
+        """Scheduled requests in order; none is paused. Changes nothing."""
         scheduled: list[LlmRequest] = []
         for request in call.active_requests:
             if len(scheduled) >= self._max_num_requests:

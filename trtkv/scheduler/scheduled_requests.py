@@ -20,7 +20,7 @@ class ScheduledRequests:
     deferred_requests: list[LlmRequest] = field(default_factory=list)
     """New requests taken out by a resource manager that found no room; they wait for the next step."""
     num_reserved_draft_tokens: dict[RequestId, int] = field(default_factory=dict)
-    """Slots behind the next token that were prepared for drafts, by request."""
+    """Slots after the next token that were prepared for drafts, by request."""
 
     @classmethod
     def from_schedule(

@@ -15,7 +15,7 @@ class CapacitySchedulerPolicy(str, Enum):
     MAX_UTILIZATION = "max_utilization"
     """Admit by the blocks of the next step; pause started requests when blocks run out."""
     GUARANTEED_NO_EVICT = "guaranteed_no_evict"
-    """Admit by the blocks up to completion, so that nobody is ever paused."""
+    """Admit by the blocks up to completion, so that no request is ever paused."""
     STATIC_BATCH = "static_batch"
     """As guaranteed_no_evict, but admit only when nothing is running."""
 

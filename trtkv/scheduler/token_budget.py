@@ -1,4 +1,4 @@
-"""Trimming of a prepared batch whose contexts turned out to have less cached than was reckoned with."""
+"""Trimming of a prepared batch whose contexts turned out to have less cached than was assumed."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class UtilizationPass:
         return True
 
     def _try_making_room(self, request: LlmRequest, index: int) -> bool:
-        """Schedule a new request, pausing started ones behind it; if even that is not enough, pause nobody."""
+        """Schedule a new request, pausing started ones behind it; if even that is not enough, pause none."""
         end, num_paused = self._end, len(self.paused)
         while not self._try_scheduling(request):
             if not self._pause_last_started(index):

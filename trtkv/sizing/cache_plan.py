@@ -232,7 +232,7 @@ class CacheLayout:
         )
 
     def count_primary_blocks(self, memory_bytes: int) -> dict[WindowSize, int]:
-        """Primary blocks of each window in so many bytes of device memory; 0 where there is no room for one."""
+        """Primary blocks of each window in this many bytes of device memory; 0 where there is no room for one."""
         model, cache = self.model_config, self.cache_config
         shares = self.options.window_size_shares
         memory = self.without_index_keys(CacheMemory(memory_bytes, 0))

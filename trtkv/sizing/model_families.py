@@ -45,10 +45,10 @@ class ModelFamily(NamedTuple):
 
     sliding: SlidingRule = "none"
     pattern: int | None = None
-    """Every so many layers one has full attention."""
+    """One of this many layers has full attention."""
     states: StateKind | None = None
     full_attention_interval: int | None = None
-    """Every so many layers one has full attention, the others keep recurrent states."""
+    """One of this many layers has full attention, the others keep recurrent states."""
     last_is_full: bool = False
     """Whether the last layer has full attention whatever the pattern says."""
     defaults: Mapping[str, Value] = MappingProxyType({})

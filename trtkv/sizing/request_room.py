@@ -66,7 +66,7 @@ class WindowNeed(NamedTuple):
         return (num_blocks - self.most) // self.generating + 1
 
     def blocks_for(self, num_requests: int) -> int:
-        """Blocks that so many requests need."""
+        """Blocks that this many requests need."""
         return (num_requests - 1) * self.generating + self.most
 
 
@@ -129,7 +129,7 @@ class NeededMemory(NamedTuple):
 def find_needed_memory(
     shape: ModelShape, options: SizingOptions, length: RequestLength, num_requests: int
 ) -> NeededMemory:
-    """The least device memory in which so many requests of this length fit; ``options.memory_bytes`` is not read.
+    """The least device memory in which this many requests of this length fit; ``options.memory_bytes`` is not read.
 
     Raises ConfigurationError where no amount suffices, such as a window with a share of 0.
     """

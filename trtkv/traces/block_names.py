@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CutBlockTokens:
-    """Like HashIdTokens, but each block gives only its first so many tokens."""
+    """Like HashIdTokens, but each block gives only its first tokens, this many."""
 
     __slots__ = ("block_size", "ids", "lengths")
 
@@ -64,7 +64,7 @@ class BlockNames:
     def tokens(self, names: Iterable[Hashable], input_length: int, block_size: int) -> TokenSource:
         """Tokens of a prompt whose blocks have these names, the last one possibly cut.
 
-        Tokens behind the named blocks have no identity: they are found in no other prompt. To be called for rows that
+        Tokens after the named blocks have no identity: they are found in no other prompt. To be called for rows that
         are kept only.
         """
         self.check_block_size(block_size)

@@ -55,7 +55,7 @@ def read_trace(
     Without ``format_name`` the first row tells the format. ``block_size`` (tokens of a hash id), ``tokenizer`` and
     ``chat_template`` are for the formats that need them; ``output_length`` is for rows that do not say how much is
     generated. ``sessions`` and ``outputs`` say which requests wait for others and what they generate: docs/sessions.md.
-    ``limit`` takes so many rows from the front, ``lenient`` skips faulty rows and counts them. Raises
+    ``limit`` takes this many rows from the front, ``lenient`` skips faulty rows and counts them. Raises
     TraceFormatError with file, line and reason for what is not a trace, and for a row longer than ``max_line_bytes``;
     InvalidInputError for wrong options, and for a format without tokens unless ``allow_lengths_only``.
     """

@@ -71,7 +71,7 @@ class TraceLines:
             yield numbered
 
     def first_filled(self, count: int, max_bytes: int | None = None) -> list[bytes]:
-        """The first lines that are not blank, stripped; none is used up. ``max_bytes``: the first so many of a line."""
+        """The first lines that are not blank, stripped; none is used up. ``max_bytes``: cuts each line."""
         found: list[bytes] = []
         for _, line in self._ahead:
             found += [line.strip()] if line.strip() else []

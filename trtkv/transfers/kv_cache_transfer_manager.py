@@ -75,11 +75,11 @@ class KVCacheTransferManager:
         return self._copy_engine.copy_block(copy, pools)
 
     def sync_with_buffer_manager(self) -> None:
-        """Order coming transfers behind the compute work queued so far."""
+        """Order coming transfers after the compute work queued so far."""
         self._copy_engine.sync_with_buffer_manager()
 
     def sync_transfers(self) -> None:
-        """Order coming compute work behind the transfers issued so far."""
+        """Order coming compute work after the transfers issued so far."""
         self._copy_engine.sync_transfers()
 
     def get_and_reset_transfer_stats(self) -> KvCacheTransferStats:

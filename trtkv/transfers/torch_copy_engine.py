@@ -106,7 +106,7 @@ def _onboard_part(pool: KVCacheBlockPool, copy: BlockCopy, dst: torch.Tensor) ->
     """First tokens of a block from the host: the whole block goes to a device buffer, its first tokens from there.
 
     Scattered pieces would each be a transfer of their own, or go through pageable memory. The buffer belongs to the
-    current stream, so its memory is given to nobody else before the copies out of it have run.
+    current stream, so its memory is not given away before the copies out of it have run.
     """
     whole = view_block(pool, copy.src_index)
     buffer = torch.empty_like(whole, device=dst.device)

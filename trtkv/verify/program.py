@@ -23,7 +23,7 @@ _check_header: Final = record({"format": STR, "version": INT, "group": STR, "see
 
 
 class RecordedOp(NamedTuple):
-    """One op with what it gave when recorded. ``op_index`` counts the lines behind the header from 1."""
+    """One op with what it gave when recorded. ``op_index`` counts the lines after the header from 1."""
 
     op_index: int
     op: str

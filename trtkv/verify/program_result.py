@@ -14,7 +14,7 @@ class Mismatch:
     """Where an op of a program gave something else than recorded."""
 
     op_index: int
-    """Counts the lines behind the header from 1; the line in the file is one more."""
+    """Counts the lines after the header from 1; the line in the file is one more."""
     op: str
     field: str
     """``ret``, ``error`` or ``obs``, with the path inside it."""

@@ -46,7 +46,7 @@ class RecordedRequest(LlmRequest):
             self._record("add_new_tokens", tokens=list(step))
 
     def set_generated_tokens(self, beam_tokens: Sequence[Iterable[TokenId]]) -> None:
-        """Replace everything behind the prompt."""
+        """Replace everything after the prompt."""
         if self._recorder.is_recording(self):
             self._record("set_generated_tokens", tokens=[list(tokens) for tokens in beam_tokens])
         else:

@@ -63,7 +63,7 @@ def add_new_tokens(state: MachineState, args: Args) -> int:
 
 
 def set_generated_tokens(state: MachineState, args: Args) -> int:
-    """Replace everything behind the prompt."""
+    """Replace everything after the prompt."""
     request = state.get_request(args["id"])
     request.set_generated_tokens(args["tokens"])
     return request.get_num_tokens()

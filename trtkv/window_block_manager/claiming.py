@@ -24,7 +24,7 @@ class BlockClaimer(WindowPart):
     def __init__(self, context: WindowContext) -> None:
         super().__init__(context)
         self.on_held_moved: Callable[[KVCacheBlock], None] | None = None
-        """Told of a block that moves between the levels although somebody holds it."""
+        """Told of a block that moves between the levels although a request holds it."""
 
     def get_free_block(
         self,
@@ -87,7 +87,7 @@ class BlockClaimer(WindowPart):
         return blocks
 
     def give_back(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """Put blocks that were taken and not used into their queues; those that nobody holds or has queued."""
+        """Put blocks that were taken and not used into their queues; those that are not held or has queued."""
         for block in blocks:
             if not block.ref_count and not self._policy.is_free(block):
                 self._policy.release_block(block, to_front=block.lookup_node is None)

@@ -17,7 +17,7 @@ from trtkv.window_block_manager.storing import BlockStorer
 
 
 class PlainBlockStorer(BlockStorer):
-    """Stores what ``BlockStorer`` stores where nobody listens block by block and the order of children does not count.
+    """A ``BlockStorer`` for managers without a listener of single blocks, where the order of children does not count.
 
     No position lacks a block, and once a node is missing all later ones are new, so they are chained without looking.
     """

@@ -146,7 +146,7 @@ class ClaimPlanner(WindowPart):
 
     def _take_matches(self, result: ClaimResult, matches: ReuseMatches) -> None:
         if self._settings.is_recurrent_state and self.ends_at_last_state:
-            # What lies behind the last state is no use; the request may want states of its own there.
+            # What lies after the last state is no use; the request may want states of its own there.
             while matches.blocks and matches.blocks[-1].is_placeholder:
                 matches.blocks.pop()
             matches.total_matched_tokens = len(matches.blocks) * self._settings.tokens_per_block

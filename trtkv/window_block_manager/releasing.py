@@ -65,7 +65,7 @@ class BlockReleaser(WindowPart):
     def unpin_blocks_by_id(self, block_ids: Sequence[BlockId]) -> None:
         """Drop one pin of each block, or of none if one of them has too few. C++: unpinBlocksById.
 
-        Blocks that nobody else holds go to the back of their queue.
+        Blocks that have no other holder go to the back of their queue.
         """
         self.check_can_unpin(block_ids)
         for block_id in block_ids:
@@ -83,9 +83,9 @@ class BlockReleaser(WindowPart):
     # -- truncation ---------------------------------------------------------------------------------
 
     def truncate_blocks(self, keys: Sequence[PackedKey], num_tokens_to_keep: int) -> None:
-        """Drop cached blocks along a prefix behind the tokens to keep, with everything below them.
+        """Drop cached blocks along a prefix after the tokens to keep, with everything below them.
 
-        A block is dropped if the tokens matched before it exceed the number to keep. Blocks that nobody holds
+        A block is dropped if the tokens matched before it exceed the number to keep. Blocks that are not held
         go to the front of the lowest queue. C++: truncateBlocks.
         """
         keys = self._matcher.tree.stored_form(keys, self._settings.tokens_per_block)

@@ -99,7 +99,7 @@ class SequenceBlocks(WindowPart):
         self.pin_counts[block] = self.pin_counts.get(block, 0) + 1
 
     def drop_pin(self, block: KVCacheBlock) -> None:
-        """Drop such a reference; a block nobody else holds goes to the back of its queue."""
+        """Drop such a reference; a block no other sequence holds goes to the back of its queue."""
         block.dec_ref_count()
         count = self.pin_counts.pop(block, 0)
         if count > 1:
@@ -171,7 +171,7 @@ class SequenceBlocks(WindowPart):
         return max(0, num_new - self.count_freed_by_sliding(sequence, (last - 1) * width + 1)) if num_new > 0 else 0
 
     def count_held_alone(self, sequence: GenerationRequest) -> int:
-        """Blocks of a sequence that nobody else holds."""
+        """Blocks of a sequence that have no other holder."""
         window = sequence.get_window(self._settings.window_size)
         return _count_held_alone(window.held[window.num_front_blocks_removed :])
 
@@ -212,7 +212,7 @@ class SequenceBlocks(WindowPart):
             add_block_to_beam(self.take_decode_block(sequence), window, beam_idx, sequence.beam_width)
 
     def drop_unfinished_block(self, sequence: GenerationRequest) -> None:
-        """Give back blocks behind the last position that has a table entry."""
+        """Give back blocks after the last position that has a table entry."""
         window = sequence.get_window(self._settings.window_size)
         self._drop_entries(window, sequence.beam_width, len(window.slots[-1]))
 
@@ -310,7 +310,7 @@ class SequenceBlocks(WindowPart):
         return block.lookup_node is not None and num_key_tokens(block.key) > num_tokens
 
     def release_last_block(self, sequence: GenerationRequest) -> None:
-        """Drop the last block, to the front of its queue if nobody else holds it. C++: releaseLastBlock."""
+        """Drop the last block, to the front of its queue if no other sequence holds it. C++: releaseLastBlock."""
         window = self.get_window(sequence.request_id)
         block = window.held[-1]
         block.dec_ref_count()

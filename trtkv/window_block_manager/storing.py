@@ -241,7 +241,7 @@ class BlockStorer(WindowPart):
         return held
 
     def _may_store_new_block(self, sequence: GenerationRequest, request: LlmRequest, usable: int) -> bool:
-        """Whether so many tokens are computed, and are what the cache holds."""
+        """Whether this many tokens are computed, and are what the cache holds."""
         is_computed = usable <= min(usable_tokens(request), sequence.num_tokens)
         return is_computed and self._settings.cache_type is not CacheType.CROSS
 

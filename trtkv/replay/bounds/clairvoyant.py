@@ -4,9 +4,9 @@ Everything is counted in units: single tokens, or full blocks. The units of an e
 the same future, so an edge is held, kept and given up as a run; of a run that does not fit its end goes first.
 
 Rules. A live request holds its prompt and what it has generated; units that several requests hold count once. What
-nobody holds may be kept or given up at will; held and kept units together never exceed the capacity. A prompt finds the
-units that are held or kept, from its start to the first that is not. Generated units can be found once their request
-is done.
+no request holds may be kept or given up at will; held and kept units together never exceed the capacity. A prompt finds
+the units that are held or kept, from its start to the first that is not. Generated units can be found once their
+request is done.
 
 Text can be generated again: a unit that a request in between leaves anyway need not be kept until then. So a unit has
 uses (prompts that contain it) and supplies (ends of requests that generated it), and is kept from one of these to the
@@ -53,7 +53,7 @@ class _Run:
         self.length = len(edge)
         self.holders = 0
         self.kept = 0
-        """Leading units that are kept while nobody holds the run."""
+        """Leading units that are kept while no request holds the run."""
         self.uses: list[tuple[int, bool]] = []
         """Requests still to come whose prompt has this run, the next one last; whether they may find it."""
         self.supplies: list[int] = []
@@ -161,7 +161,7 @@ class ClairvoyantCache:
         run.holders += 1
 
     def _num_private(self, request: UnitRequest, num_rounds: int) -> int:
-        """Units behind the full ones of the prompt; the newest generated token is not stored yet."""
+        """Units after the full ones of the prompt; the newest generated token is not stored yet."""
         stored = request.prompt_tokens + max(0, num_rounds - 1)
         return ceil_div(stored, self._unit) - self._num_full(request)
 
@@ -187,7 +187,7 @@ class ClairvoyantCache:
                 self._keep(run)
 
     def _keep(self, run: _Run) -> None:
-        """Keep a whole run if somebody will find it."""
+        """Keep a whole run if a later request will find it."""
         self._num_kept -= run.kept
         run.kept = 0
         run.version += 1

@@ -56,7 +56,7 @@ class EvictionLosses:
         self._ages = {name: array("q") for name in ("idle_requests", "idle_tokens", "late_requests", "late_tokens")}
 
     def add(self, segment: Segment, num_admitted: int) -> None:
-        """Count a segment with a removal, of a request that so many were admitted before."""
+        """Count a segment with a removal, of a request that had this many admissions before it."""
         removal = segment.removal
         if removal is None:
             return

@@ -48,7 +48,7 @@ LABELS: Final[dict[Cause, str]] = {
 
 DEFINITIONS: Final[dict[Cause, str]] = {
     Cause.HIT: "tokens that admission took from the cache",
-    Cause.COLD: "no earlier request of the run had this token behind the same tokens",
+    Cause.COLD: "no earlier request of the run had this token after the same tokens",
     Cause.OTHER_KEY: (
         "an earlier request had the same tokens up to here, but under another salt, LoRA id, extra ids or other "
         "multimodal content"

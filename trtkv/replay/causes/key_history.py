@@ -79,7 +79,7 @@ class KeyHistory:
         return node
 
     def find_siblings(self, parent: int, key: PackedKey, more_than: int = 0) -> list[Sibling]:
-        """Children that share more than so many leading tokens with a key, which need not be in the tree.
+        """Children that share more than this many leading tokens with a key, which need not be in the tree.
 
         Longest first. A child of exactly this key is one of them.
         """

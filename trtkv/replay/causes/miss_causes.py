@@ -100,7 +100,7 @@ class Holders:
         return 0 <= node < len(self._left) and self._left[node] > 0
 
     def find(self, node: int) -> _Verdict | None:
-        """The verdict if somebody holds the node."""
+        """The verdict if a request holds the node."""
         if 0 <= node < len(self._counts) and self._counts[node]:
             return _HELD
         return _IN_BATCH if node in self._batch else None
@@ -166,7 +166,7 @@ class MissCauses:
         return None
 
     def _judge(self, window: WindowHistory, node: int) -> _Verdict | None:
-        """What has become of a node in a window; None for those that nobody holds and nobody left as they are."""
+        """What has become of a node in a window; None for those that are not held and were left as they are."""
         if node == UNKNOWN:
             return None
         if window.is_present(node):

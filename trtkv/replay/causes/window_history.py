@@ -137,7 +137,7 @@ class WindowHistory:
         """A block leaves the tree."""
         node = self._node_of_block.pop(block, None)
         if node is None:
-            check(False, f"block {block.block_id} leaves the tree, but nobody saw it come")
+            check(False, f"block {block.block_id} leaves the tree, but its arrival was not seen")
             return
         level = self._levels[node] - 1
         self._levels[node] = 0

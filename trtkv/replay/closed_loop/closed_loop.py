@@ -35,7 +35,7 @@ class ReplayManager(Protocol):
         """Make the blocks of a computed prompt reusable."""
 
     def add_token_rounds(self, request_ids: Sequence[RequestId], num_rounds: int, /) -> object:
-        """Make room for one more token of each id, in order, so many times."""
+        """Make room for one more token of each id, in order, this many times."""
 
     def remove_sequence(self, request_id: RequestId, request: LlmRequest, /) -> object:
         """Release a sequence and keep its blocks for reuse."""

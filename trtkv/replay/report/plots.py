@@ -219,7 +219,7 @@ def utilisation_plot(utilisation: UtilisationSamples) -> str:
 
 
 def lateness_plot(explanation: Explanation) -> str:
-    """Share of evicted tokens that were lost at most so many allocated tokens before they were wanted."""
+    """Share of evicted tokens that were lost at most this many allocated tokens before they were wanted."""
     late, reached = explanation.losses.cumulative("late_tokens")
     step = max(1, len(late) // MAX_SAMPLES)
     picked = [*range(0, len(late), step), len(late) - 1]

@@ -70,7 +70,7 @@ class World:
         self._num_pieces = 0
 
     def new_piece(self, length: int) -> Piece:
-        """A piece unlike all before, of so many tokens."""
+        """A piece unlike all before, of this many tokens."""
         self._num_pieces += 1
         return Piece(self._num_pieces - 1, length)
 
@@ -80,7 +80,7 @@ class World:
 
 
 class HashIds:
-    """Names blocks: the same id for the same content behind the same prefix, numbered by first appearance."""
+    """Names blocks: the same id for the same content after the same prefix, numbered by first appearance."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size

@@ -35,7 +35,7 @@ USE_CLASSES: Final = ((1, 1), (2, 2), (3, 10), (11, 100), (101, None))
 NUM_RUNS_SHOWN: Final = 5
 
 BLOCK_RATE: Final = (
-    "prompt blocks seen in an earlier prompt behind the same prefix / prompt blocks; a started last block counts and "
+    "prompt blocks seen in an earlier prompt after the same prefix / prompt blocks; a started last block counts and "
     "may be found"
 )
 ENGINE_RATE: Final = (
@@ -47,7 +47,7 @@ MEAN_BLOCK_RATE: Final = "sum over requests of (prompt blocks seen in an earlier
 
 
 class Lengths(NamedTuple):
-    """Distribution of a count over requests; quantiles are the smallest value that so many do not exceed."""
+    """Distribution of a count over requests; a quantile is a value that occurred."""
 
     total: int
     mean: float
@@ -59,7 +59,7 @@ class Lengths(NamedTuple):
 
 
 class SharedRun(NamedTuple):
-    """Blocks ``start``..``end`` - 1 of the prompts of so many requests, behind the same prefix."""
+    """Blocks ``start``..``end`` - 1 of the prompts of this many requests, after the same prefix."""
 
     requests: int
     start: int

@@ -71,7 +71,7 @@ def _common_length(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
 
 
 def _split(edge: _Edge, length: int) -> None:
-    """Cut a run after so many tokens."""
+    """Cut a run after this many tokens."""
     rest = _Edge(edge.tokens[length:], edge.start + length)
     rest.edges = edge.edges
     edge.tokens, edge.edges = edge.tokens[:length], {int(rest.tokens[0]): rest}

@@ -37,7 +37,7 @@ class ReuseDistances(NamedTuple):
         return int(self.lengths.sum())
 
     def num_hits(self, capacity: int) -> int:
-        """Hits of a least-recently-used cache of so many blocks that serves one request at a time."""
+        """Hits of a least-recently-used cache of this many blocks that serves one request at a time."""
         return int(np.clip(capacity - self.starts, 0, self.lengths).sum())
 
     def quantile(self, share: float) -> int | None:
@@ -56,7 +56,7 @@ class ReuseDistances(NamedTuple):
 
 
 class WorkingSets(NamedTuple):
-    """Distinct blocks touched by so many consecutive requests."""
+    """Distinct blocks touched by this many consecutive requests."""
 
     num_requests: int
     mean: float
@@ -69,7 +69,7 @@ def measure_reuse(
     window_lengths: Sequence[int] = (),
     num_findable: Sequence[int] | None = None,
 ) -> tuple[ReuseDistances, list[WorkingSets]]:
-    """Distances of all reused blocks, and working sets of windows of so many requests, from a finished tree.
+    """Distances of all reused blocks, and working sets of windows of this many requests, from a finished tree.
 
     ``num_findable``: for each request, how many of its leading blocks it looks for; the others are touched too.
     """

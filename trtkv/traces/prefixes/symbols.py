@@ -76,7 +76,7 @@ class TokenSymbols:
 class BlockSymbols:
     """Each block of tokens is a symbol, numbered by its content in order of first appearance.
 
-    Content is told apart by a 128-bit digest. ``partial``: the tokens behind the last full block are a symbol too,
+    Content is told apart by a 128-bit digest. ``partial``: the tokens after the last full block are a symbol too,
     equal only to a rest of the same length and tokens.
     """
 

@@ -63,7 +63,7 @@ def _block_size(row: TraceRequest) -> int:
 
 
 def _walk(nodes: Mapping[tuple[int, int], int], names: Sequence[int]) -> list[int]:
-    """Nodes of the names that were seen before, behind the root."""
+    """Nodes of the names that were seen before, after the root."""
     path = [0]
     for name in names:
         node = nodes.get((path[-1], name))
