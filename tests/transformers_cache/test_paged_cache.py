@@ -213,16 +213,18 @@ def broken_layer() -> tuple[Setup, list[int]]:
     return setup, faults
 
 
-@pytest.mark.parametrize("good_passes", [0, 3])
-def test_nothing_of_a_pass_that_failed_is_found_later(broken_layer: tuple[Setup, list[int]], good_passes: int) -> None:
+@pytest.mark.parametrize(("good_passes", "chunk", "num_found"), [(0, None, 0), (3, None, 12), (1, 5, 4)])
+def test_nothing_of_a_pass_that_failed_is_found_later(
+    broken_layer: tuple[Setup, list[int]], good_passes: int, chunk: int | None, num_found: int
+) -> None:
     setup, faults = broken_layer
     faults += [0] + [1] * good_passes
     with pytest.raises(BrokenError):
-        setup.generate([PROMPT], 8)
+        setup.generate([PROMPT], 8, prefill_chunk_size=chunk)
     assert not setup.manager.sequences
     check_invariants(setup.manager)
     assert setup.find_mismatches([PROMPT], setup.generate([PROMPT], 8), 8) == []
-    assert setup.cache.num_reused_tokens == (12 if good_passes else 0)
+    assert setup.cache.num_reused_tokens == num_found
 
 
 def test_wrong_calls_are_refused_and_leave_the_cache_usable() -> None:
