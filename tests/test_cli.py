@@ -146,14 +146,14 @@ def test_help_loads_no_heavy_package(repository_root: Path) -> None:
 
 
 ALL_COMMANDS = (
-    *[(name,) for name in cli.COMMANDS if name not in ("trace", "reference")],
+    *[(name,) for name in cli.COMMANDS if name not in ("trace", "reference", "events")],
     *[("trace", name) for name in ("info", "generate")],
     *[("reference", name) for name in ("list", "check")],
 )
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
-@pytest.mark.parametrize("command", [(), ("trace",), ("reference",), *ALL_COMMANDS])
+@pytest.mark.parametrize("command", [(), ("trace",), ("reference",), ("events",), *ALL_COMMANDS])
 def test_help_is_whole_at_every_width(command: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     output = run(*command, "--help").output

@@ -44,6 +44,7 @@ PUBLIC_NAMES: Final = {
     "exporters.vllm_events": ("VllmEventEncoder", "VllmEventTranslator", "decode_batch"),
     "exporters.vllm_listener": ("VllmListener",),
     "exporters.zmq_event_publisher": ("ZmqEventPublisher",),
+    "exporters.zmq_event_subscriber": ("ZmqEventSubscriber",),
     "inspection.invariants": ("check_invariants", "find_violations"),
     "inspection.picture": ("draw",),
     "keys.block_key": ("BlockKey",),
@@ -144,6 +145,7 @@ if TYPE_CHECKING:
     from trtkv.exporters.vllm_events import decode_batch as decode_batch
     from trtkv.exporters.vllm_listener import VllmListener as VllmListener
     from trtkv.exporters.zmq_event_publisher import ZmqEventPublisher as ZmqEventPublisher
+    from trtkv.exporters.zmq_event_subscriber import ZmqEventSubscriber as ZmqEventSubscriber
     from trtkv.inspection.invariants import check_invariants as check_invariants
     from trtkv.inspection.invariants import find_violations as find_violations
     from trtkv.inspection.picture import draw as draw

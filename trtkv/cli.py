@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "size": "trtkv.commands.size:size",
     "verify": "trtkv.commands.verify:verify",
     "trace": "trtkv.commands.trace:trace_app",
+    "events": "trtkv.commands.events:events_app",
     "compare": "trtkv.commands.compare:compare",
     "reference": "trtkv.commands.reference:reference_app",
 }

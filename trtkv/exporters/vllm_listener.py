@@ -48,6 +48,11 @@ class VllmListener:
         """Whether the entries of any rank may differ from its cache."""
         return not self._heard <= self._certain
 
+    def list_media(self, name: WorkerRank, window_size: WindowSize, block_hash: int) -> list[str]:
+        """Names of the media that have a block; none if it is not known."""
+        media = self._media_of(name, window_size, block_hash)
+        return [medium for medium, bit in self._media.items() if media & bit]
+
     def take(self, sequence: int, batch: WireBatch) -> None:
         """Apply a batch, or skip it if it was applied before. Raises InvalidInputError for a group without window."""
         for event in batch.events:

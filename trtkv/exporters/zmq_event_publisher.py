@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any, Final, NamedTuple
 
 from trtkv.checks import check_count, check_integer, check_number, check_type
@@ -30,6 +31,7 @@ __all__ = [
 DEFAULT_ENDPOINT: Final = "tcp://127.0.0.1:5557"
 DEFAULT_TOPIC: Final = "kv-events"
 _SUBSCRIPTIONS_AT_ONCE: Final = 100
+_WAIT_S: Final = 0.01
 
 
 class PublisherCounters(NamedTuple):
@@ -188,6 +190,22 @@ class ZmqEventPublisher:
             self._count_subscriptions()
             self._send((self._topic, SEQUENCE.pack(sequence), payload))
         return sequence
+
+    def wait_for_subscribers(self, count: int, timeout_s: float) -> bool:
+        """Wait until ``count`` subscriptions are there; False if they are not after ``timeout_s``."""
+        check_count("count", count)
+        check_number("timeout_s", timeout_s, 0, inclusive=True)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._lock:
+                if self._is_closed.is_set():
+                    raise InvalidInputError("the publisher is closed; make a new one")
+                self._count_subscriptions()
+                if self._num_subscriptions >= count:
+                    return True
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_WAIT_S)
 
     def _send(self, frames: tuple[bytes, bytes, bytes]) -> None:
         """Send to all subscribers that have room; the socket tells only whether all of them have."""
