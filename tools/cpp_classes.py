@@ -270,6 +270,10 @@ KV_CACHE_BLOCK: Final = CppClass(
             "trtkv.blocks.kv_cache_block:PlaceholderBlock",
             "a class of its own; create_swa_placeholder makes the one of sliding windows",
         ),
+        "hasSchedulingRefs()": (
+            "trtkv.window_block_manager.releasing:BlockReleaser.get_scheduling_ref_count",
+            "the simulation counts per block removed in it",
+        ),
         "setPrevBlockInSeq(..)": ("prev_block_in_seq", "a plain field"),
         "setPriority(..)": ("priority", "a plain field"),
         "setHash(..)": ("hash_link", "a plain field"),
@@ -286,7 +290,6 @@ KV_CACHE_BLOCK: Final = CppClass(
         "findMatchingBlock(..)": "matching is one walk in window_block_manager",
         "startScheduling()": "the simulation counts per block removed in it, in window_block_manager.releasing",
         "decSchedulingRefCount()": "the simulation counts per block removed in it, in window_block_manager.releasing",
-        "hasSchedulingRefs()": "the simulation counts per block removed in it, in window_block_manager.releasing",
     },
 )
 

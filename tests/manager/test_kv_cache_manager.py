@@ -30,6 +30,7 @@ from trtkv.keys.block_key import BlockKey
 from trtkv.keys.key_hash import hash_block_key
 from trtkv.keys.packed_key import PackedKey
 from trtkv.manager.kv_cache_manager import KVCacheManager
+from trtkv.records.kv_cache_index import get_level, get_slot
 from trtkv.records.llm_request import LlmRequest, LlmRequestState, MultimodalInput
 from trtkv.window_block_manager.sequences import write_slot_at
 
@@ -550,6 +551,25 @@ def test_budgets_end_with_the_last_token() -> None:
     prefill(recorded, short := make_request(1, 7, max_new_tokens=1))
     assert [recorded.get_needed_blocks_one_step(short, two_steps, 64) for two_steps in (False, True)] == [0, 1]
     assert recorded.get_needed_blocks_one_step(drafting, True, 64) == 3
+
+
+def test_prompt_beyond_the_longest_sequence_has_a_budget_and_is_refused() -> None:
+    manager = make_kv_cache_manager(32, max_sequence_length=32, window=32)
+    request = make_request(1, 64, max_new_tokens=1)
+    assert manager.get_needed_blocks_one_step(request, False, 32) == 8
+    must_fail(manager, InvalidInputError, "block tables hold 32", lambda: add(manager, request), request)
+
+
+def test_slot_of_a_host_block_has_its_level_in_it() -> None:
+    manager = make_kv_cache_manager(2, 2)
+    serve(manager, make_request(1, 5))
+    add(manager, make_request(2, range(50, 58)))
+    (block,) = [
+        block for block in manager.block_manager.window_block_managers[64].matcher.list_blocks() if not block.is_primary
+    ]
+    assert (get_level(block.memory_pool_block_index), get_slot(block.memory_pool_block_index)) in ((1, 0), (1, 1))
+    with pytest.raises(InvalidInputError, match="is not in device memory"):
+        manager.get_memory_pool_block_indices([block.block_id], 64)
 
 
 def test_drafts_of_a_step_are_those_that_can_become_tokens() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from trtkv.errors import ConfigurationError, InvalidInputError, OutOfBlocksError
 from trtkv.nano import NO_HASH, BlockManager, Sequence, check_invariants, find_violations
-from trtkv.nano.hashing import hash_block
+from trtkv.nano.hashing import hash_block, pack_tokens, token_bytes
 
 VECTORS = [
     ([1, 2, 3, 4], -1, 8356527653647720045),
@@ -16,6 +16,16 @@ VECTORS = [
     (list(range(256)), -1, 5218229187174952702),
     ([151643, 2**31, 2**40, 0], -1, 1917622709549833477),
 ]
+
+
+def test_a_block_takes_the_bytes_of_its_tokens_only() -> None:
+    block = BlockManager(2, 4).blocks[1]
+    for content in ([1, 2, 3, 4], np.arange(4), None, "1234"):
+        with pytest.raises(InvalidInputError, match=r"block 1 was given a \w+ as content; give token_bytes"):
+            block.update(7, content)  # type: ignore[arg-type]
+        assert (block.hash, block.token_ids) == (NO_HASH, [])
+    block.update(7, token_bytes(pack_tokens([1, 2, 3, 4])))
+    assert (block.hash, block.token_ids) == (7, [1, 2, 3, 4])
 
 
 def sequence(tokens: object, block_size: int = 4) -> Sequence:

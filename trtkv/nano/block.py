@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from trtkv.errors import InvalidInputError
 from trtkv.nano.hashing import unpack_tokens
 
 NO_HASH: Final = -1
@@ -28,7 +29,12 @@ class Block:
         return unpack_tokens(self.content)
 
     def update(self, block_hash: int, content: bytes) -> None:
-        """Register full content under its chained hash."""
+        """Register full content, the bytes of its tokens, under its chained hash."""
+        if not isinstance(content, bytes):
+            raise InvalidInputError(
+                f"block {self.block_id} was given a {type(content).__name__} as content; give "
+                "token_bytes(pack_tokens(token_ids)), which is compared and hashed as it is"
+            )
         self.hash = block_hash
         self.content = content
 
