@@ -7,7 +7,7 @@ ids and images. A recurrent state is the digest of the last token it has seen.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ class FakeMemory(RecordingCopyEngine):
         """Place in the block -> digest; a recurrent state is at place 0."""
         self.num_computed: dict[int, int] = {}
         """Tokens computed by ``write``, by request."""
+        self.check_copy: Callable[[BlockCopy], None] = lambda copy: None
+        """Called before each transfer."""
 
     def slot(self, window: WindowSize, index: KVCacheIndex) -> dict[int, int]:
         """Content of a slot, to be read and written."""
@@ -42,6 +44,7 @@ class FakeMemory(RecordingCopyEngine):
 
     def copy_block(self, copy: BlockCopy, pools: Sequence[KVCacheBlockPool]) -> int:
         """Move digests; what is not copied of the target is lost."""
+        self.check_copy(copy)
         assert NULL_INDEX not in (copy.src_index, copy.dst_index), f"a copy without memory: {copy}"
         assert copy.window_size != RECURRENT_STATES or copy.num_tokens in (0, pools[0].tokens_per_block)
         source = self.slot(copy.window_size, copy.src_index)

@@ -14,6 +14,7 @@ from trtkv.errors import LogicError, OutOfBlocksError
 from trtkv.eviction.eviction_policy import WindowEvictionPolicy, get_cache_level
 from trtkv.eviction.fresh_blocks import FreshBlocks
 from trtkv.eviction.lru import LRU
+from trtkv.eviction.recorded.eviction_policy import RecordedWindowEvictionPolicy
 from trtkv.eviction.registry import DEFAULT_EVICTION, EVICTIONS
 from trtkv.records.kv_cache_index import make_index
 
@@ -25,14 +26,20 @@ def make_policy(
     clock: FakeClock | None = None,
     threshold: int | None = None,
     eviction: str = DEFAULT_EVICTION,
+    recorded: bool = False,
 ) -> WindowEvictionPolicy:
+    """A policy whose blocks are all cached."""
+    tree = UnifiedBlockTree()
+
     def make_block(block_id: BlockId, fresh: FreshBlocks) -> KVCacheBlock:
         if fresh.level == PLACEHOLDER_LEVEL:
             return PlaceholderBlock(block_id, 0, fresh)
         is_secondary = fresh.level == SECONDARY_LEVEL
-        return KVCacheBlock(block_id, make_index(block_id - num_primary * is_secondary, is_secondary), fresh)
+        block = KVCacheBlock(block_id, make_index(block_id - num_primary * is_secondary, is_secondary), fresh)
+        block.attach_to_lookup_node(tree.root.insert_node(block_id.to_bytes(4, "little")))
+        return block
 
-    return WindowEvictionPolicy(
+    return (RecordedWindowEvictionPolicy if recorded else WindowEvictionPolicy)(
         (num_primary, num_secondary),
         make_block,
         clock or FakeClock(),
@@ -123,7 +130,7 @@ def test_block_comes_back_on_the_level_its_slot_lies_on(eviction: str, clock: Fa
 def test_lower_priority_goes_first(eviction: str, clock: FakeClock) -> None:
     policy = make_policy(3, 0, clock=clock, eviction=eviction)
     blocks = [take(policy) for _ in range(3)]
-    for block, priority in zip(blocks, (60, 10, 35), strict=True):
+    for block, priority in zip(blocks, (60, 10, 40), strict=True):
         policy.claim_block(block, priority)
         policy.release_block(block)
     expected = [blocks[1], blocks[2], blocks[0]] if EVICTIONS[eviction].by_priority else blocks
@@ -212,6 +219,47 @@ def test_blocks_start_in_id_order_at_the_default_priority() -> None:
     assert policy.free_queues() == [(0, 35, [0, 1, 2]), (1, 35, [3, 4]), (-1, 35, [-2, -3])]
 
 
+@every
+def test_blocks_that_nobody_can_find_go_before_cached_ones(eviction: str, clock: FakeClock) -> None:
+    """Whatever their priority, and in front of blocks that were never used."""
+    policy = make_policy(6, clock=clock, eviction=eviction)
+    cached, low, lost, left = (take(policy) for _ in range(4))
+    lost.detach_from_lookup_node()
+    for block, priority in ((cached, 35), (lost, 90), (low, 0), (left, 80)):
+        policy.claim_block(block, priority, duration_ms=5)
+        policy.release_block(block)
+    assert policy.get_free_block(PRIMARY_LEVEL)[0] is lost
+    left.detach_from_lookup_node()
+    policy.requeue(left)
+    policy.requeue(cached)  # is cached and stays
+    assert [take(policy).block_id for _ in range(4)] == [3, 2, 4, 5]
+    clock.advance_ms(10)
+    assert {block.block_id for block, _ in policy.refresh()} == {1}
+    assert {take(policy), take(policy)} == {cached, low}
+
+
+def test_recorded_policy_keeps_to_priorities() -> None:
+    policy = make_policy(3, recorded=True)
+    blocks = [take(policy) for _ in range(2)]
+    for block, priority in zip(blocks, (90, 10), strict=True):
+        block.detach_from_lookup_node()
+        policy.claim_block(block, priority)
+        policy.release_block(block)
+        policy.requeue(block)
+    assert ids(policy) == [(10, [1]), (35, [2]), (90, [0])]
+    assert [take(policy).block_id for _ in range(3)] == [1, 2, 0]
+
+
+def test_recorded_policy_has_a_front_for_each_priority() -> None:
+    policy = make_policy(5, recorded=True)
+    blocks = [take(policy) for _ in range(4)]
+    for block, priority, to_front in zip(blocks, (10, 10, 35, 80), (None, True, True, True), strict=True):
+        policy.claim_block(block, priority)
+        policy.release_block(block, to_front)
+    assert ids(policy) == [(10, [1, 0]), (35, [2, 4]), (80, [3])]
+    assert [block.block_id for block in policy.take_free_blocks(5)] == [1, 0, 2, 4, 3]
+
+
 def test_longest_free_block_goes_first() -> None:
     policy = make_policy(3)
     blocks = [take(policy) for _ in range(3)]
@@ -246,7 +294,7 @@ def test_placeholders_have_a_level_of_their_own() -> None:
     policy.claim_block(block)
     assert policy.get_num_free_blocks(PLACEHOLDER_LEVEL) == 1
     policy.release_block(block)
-    assert ids(policy, PLACEHOLDER_LEVEL) == [(35, [-3, -2])]
+    assert ids(policy, PLACEHOLDER_LEVEL) == [(35, [-2, -3])]  # not cached, so it goes first
     assert get_cache_level(block) == PLACEHOLDER_LEVEL
 
 
@@ -398,6 +446,7 @@ def test_memory_that_runs_out_while_blocks_are_made_costs_no_block() -> None:
 
     policy = WindowEvictionPolicy((3000, 0), make_block, FakeClock())
     low = take(policy)
+    low.attach_to_lookup_node(UnifiedBlockTree().root.insert_node(bytes(4)))
     release(policy, low, 10, None)
     front = take_from_fresh(policy)
     policy.release_block(front, to_front=True)
@@ -407,7 +456,7 @@ def test_memory_that_runs_out_while_blocks_are_made_costs_no_block() -> None:
     assert policy.free_queues() == before
     assert policy.get_num_free_blocks(PRIMARY_LEVEL) == 3000
     has_memory = True
-    assert [block.block_id for block in policy.take_free_blocks(2500)] == [0, 1, *range(2, 2500)]
+    assert [block.block_id for block in policy.take_free_blocks(2500)] == [*range(1, 2501)]
 
 
 def take_from_fresh(policy: WindowEvictionPolicy) -> KVCacheBlock:
@@ -478,9 +527,8 @@ def test_releasing_many_drops_one_reference_each() -> None:
     """Uncached blocks go to the front, cached ones to the back; those still held stay out of the queues."""
     policy = make_policy(7, 1)
     blocks = [take(policy) for _ in range(6)]
-    tree = UnifiedBlockTree()
-    for block in (*blocks[:3], blocks[5]):
-        block.attach_to_lookup_node(tree.root.insert_node(bytes([block.block_id, 0, 0, 0])))
+    for block in blocks[3:5]:
+        block.detach_from_lookup_node()
     secondary = take(policy, SECONDARY_LEVEL)
     secondary.swap_memory_pool_block_offset(blocks[1])
     policy.claim_block(blocks[2], 60)

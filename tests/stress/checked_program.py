@@ -14,12 +14,14 @@ from tests.event_mirror import EventMirror
 from tests.fake_clock import FakeClock
 from tests.fake_memory import FakeEngine, FakeMemory
 from tests.snapshot import find_changes, take_snapshot
+from trtkv.blocks.block_listener import BlockListener
 from trtkv.common import RECURRENT_STATES, ceil_div
 from trtkv.errors import InvalidInputError, LogicError, OutOfBlocksError, TrtkvError
 from trtkv.inspection.invariants import check_invariants
 from trtkv.records.llm_request import LlmRequest, LlmRequestState, MultimodalInput
 from trtkv.records.pinned_block_ids import PinnedBlockIds
 from trtkv.records.retention_config import KvCacheRetentionConfig, TokenRangeRetentionConfig
+from trtkv.transfers.copy_engine import OFFLOAD, BlockCopy
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class GreedyConnector:
 class CheckedProgram:
     """One program. ``run`` performs actions until an action breaks a rule."""
 
-    def __init__(self, scenario: Scenario, seed: int) -> None:
+    def __init__(self, scenario: Scenario, seed: int, listener: BlockListener | None = None) -> None:
         self.scenario = scenario
         self.random = random.Random(f"{scenario.name}/{seed}")
         self.clock = FakeClock()
@@ -70,11 +72,13 @@ class CheckedProgram:
             event_manager=self.events,
             copy_engine=self.memory,
             kv_cache_connector_manager=self.connector,
+            block_listener=listener,
             **options,
         )
         if scenario.drafts:
             self.manager.set_spec_decoding_budget(0, 3)
         self.engine = FakeEngine(self.manager, self.memory)
+        self.memory.check_copy = self._check_copy
         self.mirror = EventMirror()
         self.tokens_per_block = self.manager.tokens_per_block
         self.is_recurrent = RECURRENT_STATES in scenario.windows
@@ -88,6 +92,12 @@ class CheckedProgram:
         self.actions = self._choose_actions()
 
     # -- frame ----------------------------------------------------------------------------------
+
+    def _check_copy(self, copy: BlockCopy) -> None:
+        """Rule 27: what is copied to the host can be found there, or is moved by hand."""
+        if copy.kind == OFFLOAD:
+            block = self.manager.block_manager.get_block_by_id(copy.src_block_id, copy.window_size)
+            assert block.has_refs or block.lookup_node is not None, f"{copy} is of no use"
 
     def _choose_actions(self) -> list[tuple[Callable[[], None], int]]:
         scenario = self.scenario

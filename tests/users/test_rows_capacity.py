@@ -66,7 +66,8 @@ def test_row_2_evicting_a_block_whose_descendants_are_on_the_host() -> None:
     manager.flush_iteration_events()
     manager.get_latest_events(0)
     removed_hash = first.hash
-    admit(manager, make_request(2, range(50, 54)))  # takes the block of the lowest priority
+    admit(manager, make_request(2, range(50, 74)))  # takes all blocks, last the one of the lowest priority
+    manager.remove_sequence(2, None)
     manager.flush_iteration_events()
     assert [event.data for event in manager.get_latest_events(0)] == [KVCacheRemovedData([removed_hash])]
     # Those on the host are out of reach, and found again when their parent is computed anew.

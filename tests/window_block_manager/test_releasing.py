@@ -148,7 +148,7 @@ def test_dropped_blocks_are_taken_first_and_those_in_use_stay_with_their_sequenc
     serve(manager, make_request(2, 17))
     dropped = [cached(manager)[key].block_id for key in ((9, 10, 11, 12), (13, 14, 15, 16))]
     manager.truncate_blocks(list(range(1, 18)), 0)
-    assert queue(manager, 0) == dropped
+    assert queue(manager)[: len(dropped)] == dropped
     assert manager.block_manager.get_block_by_id(block_ids(manager, 1)[1], 64).is_detached
     assert block_ids(manager, 1) == [0, 1, 2]
     check_invariants(manager, {1: live})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
+from typing import ClassVar
 
 from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.common import (
@@ -31,9 +32,11 @@ class WindowEvictionPolicy:
     Per level one or more policies (``eviction``) decide the order; priorities and durations are handled here, around
     them. ``blocks_per_tier`` counts the blocks of the levels, warm to cold; placeholders have a level of their own.
     ``clock`` returns nanoseconds. ``make_block`` makes the block of an id; blocks are made, some at a time, when they
-    are first asked for. They start in id order at the default priority, after those that were released to the front.
-    C++: LRUEvictionPolicy.
+    are first asked for. Those that were never used are taken in id order, after blocks that were released and that no
+    request can find, and before all that are cached. C++: LRUEvictionPolicy.
     """
+
+    level_queues: ClassVar[type[LevelQueues]] = LevelQueues
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class WindowEvictionPolicy:
         ids.append(range(CACHED_BLOCKS_ROOT_ID - 1, CACHED_BLOCKS_ROOT_ID - 1 - num_placeholder_blocks, -1))
         numbers = (*range(len(blocks_per_tier)), PLACEHOLDER_LEVEL)
         self._levels = [
-            LevelQueues(LevelOfBlocks(number, len(own_ids), clock), own_ids, make_block, eviction)
+            self.level_queues(LevelOfBlocks(number, len(own_ids), clock), own_ids, make_block, eviction)
             for number, own_ids in zip(numbers, ids, strict=True)
         ]
         self._primary = self._levels[PRIMARY_LEVEL]
@@ -171,17 +174,32 @@ class WindowEvictionPolicy:
 
     # -- giving back --------------------------------------------------------------------------------
 
-    def release_block(self, block: KVCacheBlock, to_front: bool = False) -> None:
-        """Make an unreferenced block free, at its level and priority; in front of all others there if asked to."""
+    def release_block(self, block: KVCacheBlock, to_front: bool | None = None) -> None:
+        """Make an unreferenced block free on its level: at its priority if a request can find it, else at the front.
+
+        ``to_front`` says where instead.
+        """
         if block.block_id == PLACEHOLDER_BLOCK_ID:
             return
         check(block.block_id != CACHED_BLOCKS_ROOT_ID, "the root block must never be queued")
         if block.free_queue is not None:
             raise LogicError(f"block {block.block_id} is released twice; it already stands in a free queue")
-        self.get_level_of(block).put(block, to_front)
+        self.get_level_of(block).put(block, self._goes_first(block) if to_front is None else to_front)
         durations = self._durations
         if block in durations.by_block and block.priority != DEFAULT_RETENTION_PRIORITY:
             durations.start(block, self._clock())
+
+    def _goes_first(self, block: KVCacheBlock) -> bool:
+        """Whether a block is the next victim of its level: nobody can find it."""
+        return block.lookup_node is None
+
+    def requeue(self, block: KVCacheBlock) -> None:
+        """Give a block that left the tree the place of one that nobody can find, if it is free."""
+        queue = block.free_queue
+        if queue is not None and block.lookup_node is None:
+            self._levels[queue.level].discard(block)
+            self._durations.end(block)
+            self.release_block(block)
 
     def release_blocks(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Drop one reference of each block; those left without become free, those that are not cached at the front.

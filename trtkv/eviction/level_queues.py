@@ -1,8 +1,8 @@
-"""LevelQueues: the free blocks of one level, lowest priority first."""
+"""LevelQueues: the free blocks of one level, those that hold nothing first, then by priority."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from trtkv.blocks.kv_cache_block import KVCacheBlock
@@ -18,10 +18,10 @@ _DEFAULT: Final = DEFAULT_RETENTION_PRIORITY
 
 
 class LevelQueues:
-    """Queues of one level by priority: in each the blocks at the front, then those in the order of a policy.
+    """Queues of one level: blocks at the front, those never used, then by priority, each in the order of a policy.
 
-    Blocks that were never used stand between the two at the default priority. Where priorities do not count, all
-    blocks stand at that one. C++: mFreeQueues of one cache level.
+    Blocks that no request can find go to the front, so that nothing cached is given up while one of them is free.
+    Where priorities do not count, all blocks stand at the default one. C++: mFreeQueues of one cache level.
     """
 
     def __init__(
@@ -36,10 +36,9 @@ class LevelQueues:
         self._eviction = eviction
         self.num_free = len(ids)
         self._queues: list[FreeBlocksQueue | None] = [None] * (MAX_RETENTION_PRIORITY + 1)
-        self._fronts: list[FrontQueue | None] = [None] * (MAX_RETENTION_PRIORITY + 1)
         self._used_priorities = 1 << _DEFAULT  # bit set: its queues may hold blocks
         self.default = self._get_queue(_DEFAULT)
-        self.default_front = self._get_front(_DEFAULT)
+        self.default_front = FrontQueue(self.level, _DEFAULT)
         self.fresh = FreshBlocks(self.level, ids, self.default_front, make_block)
 
     def _get_queue(self, priority: Priority) -> FreeBlocksQueue:
@@ -48,12 +47,6 @@ class LevelQueues:
             queue = FreeBlocksQueue(self.level, priority, self._eviction.make_policy(self._description))
             self._queues[priority] = queue
         return queue
-
-    def _get_front(self, priority: Priority) -> FrontQueue:
-        front = self._fronts[priority]
-        if front is None:
-            front = self._fronts[priority] = FrontQueue(self.level, priority)
-        return front
 
     def get_queue_of(self, block: KVCacheBlock) -> FreeBlocksQueue:
         """The queue that a block of this level belongs to, whether it is free or not."""
@@ -72,55 +65,64 @@ class LevelQueues:
 
     def peek(self) -> tuple[KVCacheBlock, Priority] | None:
         """The block to take next and the priority of its queue. Changes nothing that can be seen."""
+        block = self._peek_before_priorities()
+        priority = _DEFAULT
         used = self._used_priorities
-        while used:
+        while block is None:
+            if not used:
+                return None
             lowest = used & -used
             priority = lowest.bit_length() - 1
-            front, queue = self._fronts[priority], self._queues[priority]
-            block = None if front is None else front.policy.peek()
-            if block is None:
-                if priority == _DEFAULT and len(self.fresh):
-                    block = self.fresh.peek()
-                elif queue is not None:
-                    block = queue.policy.peek()
-            if block is not None:
-                if block.ref_count:
-                    raise LogicError(f"free queue of level {self.level} holds referenced block {block.block_id}")
-                return block, priority
+            block = self._peek_at(priority)
             used ^= lowest
-            if priority != _DEFAULT:
+            if block is None and priority != _DEFAULT:
                 self._used_priorities ^= lowest
-        return None
+        if block.ref_count:
+            raise LogicError(f"free queue of level {self.level} holds referenced block {block.block_id}")
+        return block, priority
+
+    def _peek_before_priorities(self) -> KVCacheBlock | None:
+        """The next block that holds nothing, from the front or never used."""
+        block = self.default_front.policy.peek()
+        return self.fresh.peek() if block is None and len(self.fresh) else block
+
+    def _peek_at(self, priority: Priority) -> KVCacheBlock | None:
+        """The next block of a priority."""
+        queue = self._queues[priority]
+        return None if queue is None else queue.policy.peek()
 
     def take(self, count: int) -> list[KVCacheBlock]:
         """Take the next blocks; there must be as many. Nothing is changed if memory for new block objects runs out.
 
         The caller clears their ``free_queue``, in a loop it makes anyway.
         """
-        num_before_fresh = sum(map(len, self._queues_before_fresh()))
+        sources = self._sources(self._used_queues())
+        num_before_fresh = sum(map(len, sources[: sources.index(self.fresh)]))
         self.fresh.make(min(max(0, count - num_before_fresh), len(self.fresh)))
         taken: list[KVCacheBlock] = []
-        used = self._used_priorities
-        while len(taken) < count:
-            lowest = used & -used
-            priority = lowest.bit_length() - 1
-            front, queue = self._fronts[priority], self._queues[priority]
-            if front is not None:
-                taken += front.take(count - len(taken))
-            if priority == _DEFAULT:
-                taken += self.fresh.take(count - len(taken))
-            if queue is not None:
-                taken += queue.take(count - len(taken))
-            used ^= lowest
+        for source in sources:
+            taken += source.take(count - len(taken))
+            if len(taken) == count:
+                break
         self.num_free -= count
         return taken
 
-    def _queues_before_fresh(self) -> list[FreeBlocksQueue]:
-        queues: list[FreeBlocksQueue] = [self.default_front]
-        below = self._used_priorities & ((1 << _DEFAULT) - 1)
-        if below:
-            queues += [queue for queue in self.queues() if queue.priority < _DEFAULT]
+    def _used_queues(self) -> list[FreeBlocksQueue]:
+        """The queues of priorities that may hold blocks, lowest first."""
+        queues = []
+        used = self._used_priorities
+        while used:
+            lowest = used & -used
+            queues.append(self._get_queue(lowest.bit_length() - 1))
+            used ^= lowest
         return queues
+
+    def _sources(self, queues: Sequence[FreeBlocksQueue]) -> list[FreeBlocksQueue | FreshBlocks]:
+        """Where blocks are taken from, in this order, if these queues are looked at, lowest priority first."""
+        return [self.default_front, self.fresh, *queues]
+
+    def _all_sources(self) -> list[FreeBlocksQueue | FreshBlocks]:
+        return self._sources([queue for queue in self._queues if queue is not None])
 
     def take_first(self, block: KVCacheBlock) -> None:
         """Take the block that ``peek`` returned, as a victim; ``discard`` is for blocks that are claimed."""
@@ -139,36 +141,46 @@ class LevelQueues:
     # -- giving back --------------------------------------------------------------------------------
 
     def put(self, block: KVCacheBlock, to_front: bool) -> None:
-        """Put a block at the front of its priority, or where the policy has it."""
-        priority = self.get_priority_of(block)
-        self._used_priorities |= 1 << priority
+        """Put a block at the front, or where the policy of its priority has it."""
         if to_front:
-            front = self._get_front(priority)
+            front = self._prepare_front(block)
             front.push(block)
             block.free_queue = front
         else:
+            priority = self.get_priority_of(block)
+            self._used_priorities |= 1 << priority
             queue = self._get_queue(priority)
             queue.append((block,))
             block.free_queue = queue
         self.num_free += 1
 
+    def _prepare_front(self, block: KVCacheBlock) -> FrontQueue:
+        """The front that a block goes to; the priority of what it held before counts no more."""
+        block.priority = _DEFAULT
+        return self.default_front
+
     # -- looking ------------------------------------------------------------------------------------
 
     def queues(self) -> list[FreeBlocksQueue]:
-        """All queues made so far, at each priority the front first."""
-        pairs = zip(self._fronts, self._queues, strict=True)
-        return [queue for pair in pairs for queue in pair if queue is not None]
+        """All queues made so far, in the order in which blocks are taken."""
+        return [source for source in self._all_sources() if isinstance(source, FreeBlocksQueue)]
 
     def free_ids(self) -> Iterator[tuple[Priority, list[BlockId]]]:
-        """Priorities with free blocks, lowest first, and the ids of the blocks, next first."""
-        for priority, (front, queue) in enumerate(zip(self._fronts, self._queues, strict=True)):
-            ids = [] if front is None else [block.block_id for block in front]
-            if priority == _DEFAULT:
-                ids += self.fresh.remaining_ids()
-            if queue is not None:
-                ids += [block.block_id for block in queue]
-            if ids:
-                yield priority, ids
+        """Free blocks in the order in which they are taken: runs of one priority, and the ids of each.
+
+        Those that were never used, or hold nothing, are counted to the default priority.
+        """
+        run: list[BlockId] = []
+        priority = _DEFAULT
+        for source in self._all_sources():
+            ids = source.remaining_ids() if isinstance(source, FreshBlocks) else [block.block_id for block in source]
+            if ids and source.priority != priority:
+                if run:
+                    yield priority, run
+                run, priority = [], source.priority
+            run += ids
+        if run:
+            yield priority, run
 
     def looks_at(self, priority: Priority) -> bool:
         """Whether victims are looked for at a priority."""

@@ -28,6 +28,7 @@ from trtkv.common import (
 )
 from trtkv.errors import check
 from trtkv.eviction.eviction_policy import get_cache_level
+from trtkv.eviction.level_queues import LevelQueues
 from trtkv.keys.key_builder import build_block_keys_of, build_encoder_keys
 from trtkv.keys.key_hash import hash_block_key
 from trtkv.keys.packed_key import PackedKey, describe_key, num_key_tokens
@@ -223,6 +224,7 @@ class _Window:
     _checks_states = True
     _checks_reach = True
     _names_encoder_input = True
+    _puts_empty_first = True
 
     def __init__(
         self,
@@ -384,14 +386,31 @@ class _Window:
                 yield f"6: level {number} has {num_free} free and {num_held} held of {self._num_blocks(number)} blocks"
 
     def _check_order(self) -> Iterator[str]:
-        """Rule 22."""
+        """Rules 22 and 26."""
         for level in self._policy.levels():
+            if self._puts_empty_first:
+                yield from self._check_empty_first(level)
             for priority, ids in level.free_ids():
                 if not level.looks_at(priority):
                     yield (
                         f"22: level {level.level} does not look for victims at priority {priority}, "
                         f"where {ids[0]} stands"
                     )
+
+    def _check_empty_first(self, level: LevelQueues) -> Iterator[str]:
+        """Rule 26."""
+        cached = None
+        for _, ids in level.free_ids():
+            for block_id in ids:
+                block = _find_block(self._window, block_id)
+                if block is not None and block.lookup_node is not None:
+                    cached = block_id
+                elif cached is not None:
+                    yield (
+                        f"26: at level {level.level} block {block_id}, which no request can find, waits after "
+                        f"block {cached}, which is cached"
+                    )
+                    return
 
     def _check_expiries(self) -> Iterator[str]:
         """Rule 7."""
@@ -543,6 +562,7 @@ class _RecordedWindow(_Window):
     _checks_states = False
     _checks_reach = False
     _names_encoder_input = False
+    _puts_empty_first = False
 
     @property
     def _hashes_whole_paths(self) -> bool:

@@ -9,17 +9,20 @@ from typing import Any, Final, NamedTuple
 
 from trtkv.common import RECURRENT_STATES, CacheType, WindowSize
 from trtkv.errors import InvalidInputError
+from trtkv.eviction.level_queues import LevelQueues
 from trtkv.keys.key_builder import build_block_keys
 from trtkv.keys.multimodal_keys import check_multimodal_input
 from trtkv.keys.packed_key import PackedKey
 from trtkv.keys.recorded_keys import to_recorded_keys
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.records.llm_request import LlmRequest
+from trtkv.records.retention_config import DEFAULT_RETENTION_PRIORITY
 from trtkv.verify.compare import Difference
 from trtkv.verify.json_kinds import JsonValue
 from trtkv.verify.machine_state import MachineState
 from trtkv.verify.op_machine import OpOutcome
 from trtkv.verify.program import RecordedOp
+from trtkv.window_block_manager import WindowBlockManager
 
 
 class SequenceFacts(NamedTuple):
@@ -294,9 +297,44 @@ def _shape_of(event: Mapping[str, Any]) -> tuple[Any, ...]:
     return event["id"], event["window"], event["type"], len(event.get("hashes", ())), len(event.get("blocks", ()))
 
 
+def _leaves_empty_blocks_behind(step: Step) -> bool:
+    """Blocks that hold nothing wait after others, or one of them is left where another was taken.
+
+    Where blocks move between the levels in one op, it is not looked into.
+    """
+    difference, window_size = step.difference, step.window_size
+    if difference.path == "obs.stats[4]":  # blocks taken that were never used
+        return True
+    if window_size is None:
+        return False
+    window = step.manager.block_manager.get_window_block_manager(window_size)
+    if re.search(r"blocks|queues\[\d+\]\[2\]", difference.path):  # got is a block
+        block = window.get_block_by_id(difference.got)
+        if block.lookup_node is None and window.eviction_policy.is_free(block):
+            return True
+    if difference.path.startswith("obs"):
+        transfers = (step.recorded.obs or {}).get("xfer", ())
+        return any(transfer[0] != "copy" and transfer[1] == window_size for transfer in transfers)
+    return any(not _begins_with_empty_blocks(window, level) for level in window.eviction_policy.levels())
+
+
+def _begins_with_empty_blocks(window: WindowBlockManager, level: LevelQueues) -> bool:
+    """Whether blocks that nobody can find come first, then those never used, all at the default priority."""
+    ranks = []
+    for priority, ids in level.free_ids():
+        for block_id in ids:
+            is_fresh = block_id in level.fresh.remaining_ids()
+            is_cached = not is_fresh and window.get_block_by_id(block_id).lookup_node is not None
+            if not is_cached and priority != DEFAULT_RETENTION_PRIORITY:
+                return False
+            ranks.append(2 * is_cached + is_fresh)
+    return ranks == sorted(ranks)
+
+
 # -- rules ----------------------------------------------------------------------------------------
 
 _STORING: Final = ("store_context_blocks", "store_new_block", "store_blocks_for_reuse", "remove_sequence")
+_RELEASING: Final = ("add_sequence_batch", "add_token", "remove_sequence", "unpin_blocks_by_id")
 _BUDGETS: Final = ("get_needed_blocks_one_step", "get_remaining_blocks_to_completion")
 _ADD: Final = ("add_sequence_batch",)
 _FIND: Final = ("find_blocks_in_reuse_tree_by_block_key", "find_blocks_in_reuse_tree_by_block_keys")
@@ -336,6 +374,11 @@ RULES: Final = (
     Rule("0111", ("unpin_blocks_by_id",), r"obs.*", _fails_on_both),
     Rule("0112", ("reset_reuse_state",), r"inside.*"),
     Rule("0116", ("offload_block",), r"obs.*|inside.*"),
+    Rule("0151", ("offload_block",), r"error", _fails),
+    # who is evicted
+    Rule("0150", _ADD, r"obs\.(stats\[4\]|req\[\d+\]\.blocks.*)", _leaves_empty_blocks_behind),
+    Rule("0150", ("add_token",), r"obs\.(stats\[4\]|req\[\d+\]\.blocks.*)", _leaves_empty_blocks_behind),
+    Rule("0150", _RELEASING, r"inside\.\w+\.-?\d+\.queues.*", _leaves_empty_blocks_behind),
     # answers
     Rule("0173", ("debug_state",), _HASH, _has_images),
     Rule("0173", ("commit_and_get_block_hashes",), r"ret.*", _has_images),

@@ -41,7 +41,7 @@ class BlockClaimer(WindowPart):
         policy, counters = self._policy, self._counters
         block, can_offload = policy.get_free_block(PRIMARY_LEVEL, want_placeholder)
         has_tokens = block.has_tokens
-        if has_tokens and can_offload and policy.get_num_free_blocks(SECONDARY_LEVEL):
+        if can_offload and self._pays_offloading(block) and policy.get_num_free_blocks(SECONDARY_LEVEL):
             block = self._offload_victim(block, mode, directory)
         else:
             policy.take_free_block(block)
@@ -55,6 +55,10 @@ class BlockClaimer(WindowPart):
                 raise
         policy.set_retention(block, priority, duration_ms)
         return block
+
+    def _pays_offloading(self, block: KVCacheBlock) -> bool:
+        """Whether a request can find the block again."""
+        return block.lookup_node is not None
 
     def get_free_blocks(self, count: int) -> list[KVCacheBlock]:
         """``get_free_block`` with the default retention, ``count`` times; a hot loop where nothing is offloaded."""
@@ -172,6 +176,7 @@ class BlockClaimer(WindowPart):
         if self._listener is not None:
             self._listener.on_removed(block, self._settings.window_size, reason)
         block.detach_from_lookup_node()
+        self._policy.requeue(block)
         if self._policy.follows_tree:
             self._policy.removed((block,))
 
@@ -227,9 +232,10 @@ class BlockClaimer(WindowPart):
     ) -> None:
         """Move a primary block to the secondary level, whoever holds it; a free one moves to the queue there.
 
-        The block that lay there is overwritten, so it leaves the tree. C++: WindowBlockManager::offloadBlock.
+        A free block that no request can find stays. The block that lay in the place is overwritten, so it leaves the
+        tree. C++: WindowBlockManager::offloadBlock.
         """
-        if block.is_placeholder or not block.is_primary:
+        if block.is_placeholder or not block.is_primary or not self._has_content(block):
             return
         offload_block, _ = self._policy.get_free_block(SECONDARY_LEVEL)
         self._copy_out(block, offload_block, mode, directory)
@@ -241,6 +247,10 @@ class BlockClaimer(WindowPart):
         self._policy.release_block(offload_block)
         if changes_queue:
             self._policy.release_block(block)
+
+    def _has_content(self, block: KVCacheBlock) -> bool:
+        """Whether a sequence or a request to come has any use for what a block holds."""
+        return block.ref_count > 0 or block.lookup_node is not None
 
     def _changes_queue(self, block: KVCacheBlock) -> bool:
         """Whether a block that is offloaded goes from a queue of one level to one of the other."""

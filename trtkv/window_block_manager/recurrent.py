@@ -242,7 +242,7 @@ class RecurrentSequenceBlocks(SequenceBlocks):
         block = window.held[-2]
         block.dec_ref_count()
         if not block.ref_count:
-            self._policy.release_block(block, to_front=block.is_placeholder or block.lookup_node is None)
+            self._release_cut_off(block)
         del window.held[-2]
         del window.block_ids[0][-2]
         del window.slots[0][len(window.held) :]

@@ -12,7 +12,6 @@ from trtkv.blocks.radix_block_tree import LookupNodePtr, UnifiedBlockTree
 from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, BlockId, RequestId
 from trtkv.errors import InvalidInputError
 from trtkv.keys.packed_key import PackedKey, num_key_tokens
-from trtkv.records.retention_config import MIN_RETENTION_PRIORITY
 from trtkv.window_block_manager.claiming import BlockClaimer
 from trtkv.window_block_manager.context import WindowContext, WindowPart
 from trtkv.window_block_manager.reuse_matching import ReuseMatcher
@@ -65,7 +64,7 @@ class BlockReleaser(WindowPart):
     def unpin_blocks_by_id(self, block_ids: Sequence[BlockId]) -> None:
         """Drop one pin of each block, or of none if one of them has too few. C++: unpinBlocksById.
 
-        Blocks that have no other holder go to the back of their queue.
+        Blocks that have no other holder become free.
         """
         self.check_can_unpin(block_ids)
         for block_id in block_ids:
@@ -85,8 +84,8 @@ class BlockReleaser(WindowPart):
     def truncate_blocks(self, keys: Sequence[PackedKey], num_tokens_to_keep: int) -> None:
         """Drop cached blocks along a prefix after the tokens to keep, with everything below them.
 
-        A block is dropped if the tokens matched before it exceed the number to keep. Blocks that are not held
-        go to the front of the lowest queue. C++: truncateBlocks.
+        A block is dropped if the tokens matched before it exceed the number to keep. Free ones are the next to be
+        taken. C++: truncateBlocks.
         """
         keys = self._matcher.tree.stored_form(keys, self._settings.tokens_per_block)
         self._truncate(keys, num_tokens_to_keep)
@@ -124,12 +123,9 @@ class BlockReleaser(WindowPart):
                 blocks.append(block)
         for block in reversed(blocks):
             self._claimer.remove_from_tree(block, RemovalReason.DROPPED)
-            if not block.ref_count:
-                self._policy.claim_block(block, MIN_RETENTION_PRIORITY)
-                self._policy.release_block(block, to_front=True)
 
     def reset_reuse_state(self, tree: UnifiedBlockTree) -> None:
-        """Use an empty tree from now on; cached blocks leave the old one and keep their keys and queue places."""
+        """Use an empty tree from now on; cached blocks leave the old one and keep their keys."""
         self._empty_tree()
         self._matcher.set_tree(tree)
         for window in self._sequences.allocated_blocks_per_seq.values():

@@ -73,11 +73,13 @@ class BlockReplacer(WindowPart):
     def _take_instead(self, entries: list[KVCacheBlock], sequence: GenerationRequest) -> list[KVCacheBlock]:
         """As many blocks as were let go; where a copy engine fails, those are held again."""
         taken: list[KVCacheBlock] = []
+        counts = self._counters.snapshot()
         try:
             while len(taken) < len(entries):
                 taken.append(self._claimer.get_free_block(mode=sequence.transfer_mode, directory=sequence.directory))
         except Exception:
             self._claimer.give_back(taken)
+            self._counters.restore(counts)
             for block in entries:
                 self._policy.claim_block(block, duration_ms=self._policy.get_duration_ms(block))
                 block.ref_count += 1

@@ -99,7 +99,7 @@ class SequenceBlocks(WindowPart):
         self.pin_counts[block] = self.pin_counts.get(block, 0) + 1
 
     def drop_pin(self, block: KVCacheBlock) -> None:
-        """Drop such a reference; a block no other sequence holds goes to the back of its queue."""
+        """Drop such a reference; a block without another holder becomes free."""
         block.dec_ref_count()
         count = self.pin_counts.pop(block, 0)
         if count > 1:
@@ -310,12 +310,16 @@ class SequenceBlocks(WindowPart):
         return block.lookup_node is not None and num_key_tokens(block.key) > num_tokens
 
     def release_last_block(self, sequence: GenerationRequest) -> None:
-        """Drop the last block, to the front of its queue if no other sequence holds it. C++: releaseLastBlock."""
+        """Drop the last block. C++: releaseLastBlock."""
         window = self.get_window(sequence.request_id)
         block = window.held[-1]
         block.dec_ref_count()
         if not block.ref_count:
-            self._policy.release_block(block, to_front=True)
+            self._release_cut_off(block)
         window.held.pop()
         window.block_ids[0].pop()
         del window.slots[0][len(window.held) :]
+
+    def _release_cut_off(self, block: KVCacheBlock) -> None:
+        """Make a block free whose tokens were cut off a sequence."""
+        self._policy.release_block(block)

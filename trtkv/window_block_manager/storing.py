@@ -152,6 +152,7 @@ class BlockStorer(WindowPart):
             block.attach_to_lookup_node(node)
         else:
             block.replace_at_lookup_node(existing)
+            self._policy.requeue(existing)
             if self._policy.follows_tree:
                 self._policy.removed((existing,))
         block.set_block_key(key, num_key_tokens(key) == self._settings.tokens_per_block)

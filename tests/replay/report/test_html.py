@@ -42,7 +42,7 @@ def result() -> ReplayResult:
     """A run with evictions, two windows, a host tier, bounds and a curve."""
     trace = read_trace(DATA / "agent_60.jsonl", block_size=512)
     config = ReplayConfig(
-        tokens_per_block=64, capacity_tokens=120_000, host_tokens=40_000, live=4, windows=(1024, None)
+        tokens_per_block=64, capacity_tokens=100_000, host_tokens=30_000, live=4, windows=(1024, None)
     )
     found, _ = replay_trace(trace, config, explain=True)
     found = found.with_bounds(bounds_of(trace.requests, config))

@@ -17,6 +17,10 @@ class RecordedBlockClaimer(BlockClaimer):
         """Only below a block of its window: listeners never hear of the end of others. C++: blockInRadixTree."""
         return block.has_tokens and block.prev_block is not None
 
+    def _pays_offloading(self, block: KVCacheBlock) -> bool:
+        """Whatever has held tokens is offloaded."""
+        return block.has_tokens
+
     def _reports_onboarding(self, block: KVCacheBlock) -> bool:
         return True
 
@@ -32,6 +36,10 @@ class RecordedBlockClaimer(BlockClaimer):
 
     def _tell_holders(self, block: KVCacheBlock) -> None:
         """Their rows keep the old slot."""
+
+    def _has_content(self, block: KVCacheBlock) -> bool:
+        """It is not asked."""
+        return True
 
     def _changes_queue(self, block: KVCacheBlock) -> bool:
         """A free block stays in the queue of the level it left."""

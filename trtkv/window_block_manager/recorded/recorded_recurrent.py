@@ -43,3 +43,7 @@ class RecordedRecurrentSequenceBlocks(RecurrentSequenceBlocks):
 
     def _write_live_slot(self, window: SequenceWindow) -> None:
         """The table keeps its entry."""
+
+    def _release_cut_off(self, block: KVCacheBlock) -> None:
+        """To the front, cached or not."""
+        self._policy.release_block(block, to_front=True)

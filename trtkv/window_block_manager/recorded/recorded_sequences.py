@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trtkv.blocks.generation_request import SequenceWindow
+from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.window_block_manager.sequences import SequenceBlocks
 
 
@@ -15,3 +16,7 @@ class RecordedSequenceBlocks(SequenceBlocks):
     def ends_block(self, num_tokens: int) -> bool:
         """Lengths count modulo the window."""
         return super().ends_block(num_tokens % self._settings.window_size)
+
+    def _release_cut_off(self, block: KVCacheBlock) -> None:
+        """To the front, cached or not."""
+        self._policy.release_block(block, to_front=True)
