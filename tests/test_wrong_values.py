@@ -220,7 +220,7 @@ CONSTRUCTORS: Final = [
     *option_cases(
         SamplingParams,
         "nano.SamplingParams",
-        temperature=(0, -1, nan, inf, "1", None, True, [1]),
+        temperature=(1e-11, -1, nan, inf, "1", None, True, [1]),
         max_tokens=POSITIVE,
     ),
     *option_cases(

@@ -118,14 +118,14 @@ def make_sliding(num_tokens: int = 12, num_decoded: int = 4):
 
 def test_pages_that_left_the_window_are_not_shown():
     manager = make_sliding()
-    assert manager.get_cache_block_ids(0, 8)[0] == [0, 1, 2, 3]
-    assert export_flashinfer(manager, [0], 8).kv_indices.tolist() == [2, 3]
+    assert manager.get_cache_block_ids(0, 8)[0] == [0, 1, 2, 0]  # block 0 left the window, and nobody can find it
+    assert export_flashinfer(manager, [0], 8).kv_indices.tolist() == [2, 0]
     assert export_flashinfer(manager, [0], 8).kv_last_page_len.tolist() == [4]
-    assert export_block_table(manager, [0], 8, padding=-1).block_table.tolist() == [[-1, -1, 2, 3]]
+    assert export_block_table(manager, [0], 8, padding=-1).block_table.tolist() == [[-1, -1, 2, 0]]
     assert export_block_table(manager, [0], 8).seq_lens.tolist() == [16]
     flex = export_flex(manager, [0], 8)
-    assert flex.page_table.tolist() == [[-1, -1, 2, 3]]
-    assert flex.physical_to_logical[0, :5].tolist() == [-1, -1, 2, 3, -1]
+    assert flex.page_table.tolist() == [[-1, -1, 2, 0]]
+    assert flex.physical_to_logical[0, :5].tolist() == [3, -1, 2, -1, -1]
     assert export_block_table(manager, [0], FULL).block_table.tolist() == [[0, 1, 2, 3]]
 
 

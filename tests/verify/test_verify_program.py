@@ -49,7 +49,7 @@ def test_bad_header_is_refused_with_file_and_line(tmp_path: Path, header: object
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({**ROW, "op": "get_tokens"}, "op is 'get_tokens', which is no op"),
+        ({**ROW, "op": "get_tokens"}, "op is 'get_tokens', which is not an operation of format"),
         ({"args": {}, "ret": None}, "op is None"),
         ({**ROW, "extra": 1}, "unknown fields ['extra']"),
         ({"op": "get_token_count", "args": {"id": 1}}, "either ret, or error together with error_type"),
