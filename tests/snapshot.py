@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from trtkv.blocks.radix_block_tree import LookupNodePtr
+from trtkv.blocks.kv_cache_block import LookupNodePtr
 from trtkv.common import PLACEHOLDER_LEVEL, PRIMARY_LEVEL, SECONDARY_LEVEL, KeyForm
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.manager.kv_cache_manager import KVCacheManager

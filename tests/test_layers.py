@@ -61,6 +61,11 @@ def test_healthy_tree_has_no_violation(tmp_path: Path) -> None:
         ("stray", "", "stray is not in the layer table"),
         ("parts/back", "from trtkv.parts.front import f", "import cycle: parts.front -> parts.back -> parts.front"),
         (
+            "parts/back",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from trtkv.parts.front import f",
+            "import cycle: parts.front -> parts.back -> parts.front",
+        ),
+        (
             "words",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from trtkv.data import y",
             "words (low) imports data (low) for types, against the order",

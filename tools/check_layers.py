@@ -229,7 +229,7 @@ def check(package_dir: Path, rules: Rules) -> list[str]:
             judged = ((item.line, judge(module, item, rules)) for item in found)
             problems.extend(f"{where}:{line}: {text}" for line, text in judged if text)
     problems.extend(_find_stale_exceptions(imports, rules))
-    problems.extend(f"import cycle: {' -> '.join(cycle)}" for cycle in _find_cycles(imports))
+    problems.extend(f"import cycle: {' -> '.join(cycle)}" for cycle in _find_cycles(imports, rules))
     return problems
 
 
@@ -259,10 +259,14 @@ def _find_stale_exceptions(imports: Mapping[str, Sequence[Import]], rules: Rules
             yield f"exception {importer} -> {imported} is not needed any more; remove it"
 
 
-def _find_cycles(imports: Mapping[str, Sequence[Import]]) -> list[list[str]]:
-    """Cycles of imports that run, found by one depth-first walk (so at least one if there is any)."""
+def _find_cycles(imports: Mapping[str, Sequence[Import]], rules: Rules) -> list[list[str]]:
+    """Import cycles, those for types included; one depth-first walk, so at least one if there is any."""
     done: set[str] = set()
     path: list[str] = []
+
+    def is_exception(module: str, item: Import) -> bool:
+        return item.for_types and (module, item.target) in rules.type_exceptions
+
     cycles: list[list[str]] = []
 
     def visit(module: str) -> None:
@@ -270,7 +274,7 @@ def _find_cycles(imports: Mapping[str, Sequence[Import]]) -> list[list[str]]:
             cycles.append([*path[path.index(module) :], module])
         elif module not in done:
             path.append(module)
-            targets = {i.target for i in imports.get(module, ()) if i.is_inside and not i.for_types}
+            targets = {i.target for i in imports.get(module, ()) if i.is_inside and not is_exception(module, i)}
             for target in sorted(targets - {module}):
                 visit(target)
             path.pop()

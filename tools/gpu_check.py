@@ -50,7 +50,8 @@ def check_block_copy(device: str, backend: Backend, seed: int, num_rounds: int) 
     """Random layouts and jobs, within one pool and between two."""
     import torch
 
-    from trtkv.kernels.block_copy import BlockLayout, CopyJob, copy_blocks
+    from trtkv.kernels.block_copy import copy_blocks
+    from trtkv.kernels.copy_job import BlockLayout, CopyJob
     from trtkv.kernels.staging_ring import StagingRing
 
     rng = random.Random(seed)

@@ -131,8 +131,9 @@ def measure_copies() -> Iterator[Timing]:
     """Copies of whole and partial blocks of 4 MiB, beside torch's copy of as many bytes."""
     import torch
 
-    from trtkv.kernels.block_copy import BlockLayout, CopyJob, copy_blocks, plan_copy
-    from trtkv.kernels.kernel_launch import resolve_launcher
+    from trtkv.kernels._loader import resolve_launcher
+    from trtkv.kernels.block_copy import copy_blocks, plan_copy
+    from trtkv.kernels.copy_job import BlockLayout, CopyJob
     from trtkv.kernels.staging_ring import StagingRing
 
     layers, heads, tokens, head_bytes = 32, 8, 32, 256

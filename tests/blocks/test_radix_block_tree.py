@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from trtkv.blocks.hash_map_ordered_node import HashMapOrderedNode
 from trtkv.blocks.introsort import introsort
-from trtkv.blocks.kv_cache_block import ChannelBlock, KVCacheBlock
-from trtkv.blocks.radix_block_tree import HashMapOrderedNode, LookupNode, LookupNodePtr, UnifiedBlockTree
+from trtkv.blocks.kv_cache_block import ChannelBlock, KVCacheBlock, LookupNode, LookupNodePtr
+from trtkv.blocks.radix_block_tree import UnifiedBlockTree
 from trtkv.keys.block_key import BlockKey
 from trtkv.keys.key_hash import hash_block_key
 from trtkv.keys.packed_key import PackedKey, num_matching_tokens

@@ -19,8 +19,8 @@ from tests.builders import (
 )
 from tests.fake_clock import FakeClock
 from trtkv.blocks.generation_request import SequenceWindow
-from trtkv.blocks.kv_cache_block import KVCacheBlock
-from trtkv.blocks.radix_block_tree import LookupNode, UnifiedBlockTree
+from trtkv.blocks.kv_cache_block import KVCacheBlock, LookupNode
+from trtkv.blocks.radix_block_tree import UnifiedBlockTree
 from trtkv.common import RECURRENT_STATES
 from trtkv.errors import LogicError
 from trtkv.inspection.invariants import check_invariants, find_violations

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from trtkv.errors import InvalidInputError
-from trtkv.kernels.block_copy import BlockLayout, CopyJob, copy_blocks, split_independent
+from trtkv.kernels.block_copy import copy_blocks, split_independent
+from trtkv.kernels.copy_job import BlockLayout, CopyJob
 from trtkv.kernels.kernel_launch import KernelLaunch, Launcher
 from trtkv.kernels.staging_ring import StagingRing
 

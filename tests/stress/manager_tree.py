@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trtkv import KVCacheManager
-from trtkv.blocks.radix_block_tree import LookupNodePtr
+from trtkv.blocks.kv_cache_block import LookupNodePtr
 from trtkv.events.kv_cache_event_consumer import CachedBlock
 from trtkv.keys.block_key import BlockKey
 

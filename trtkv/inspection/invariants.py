@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 
 from trtkv.blocks.generation_request import GenerationRequest, SequenceWindow
-from trtkv.blocks.kv_cache_block import KVCacheBlock
-from trtkv.blocks.radix_block_tree import LookupNodePtr
+from trtkv.blocks.kv_cache_block import KVCacheBlock, LookupNodePtr
 from trtkv.blocks.templated_trie import ChildMap
 from trtkv.common import (
     PLACEHOLDER_BLOCK_ID,

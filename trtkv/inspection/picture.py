@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from trtkv.blocks.generation_request import SequenceWindow
-from trtkv.blocks.kv_cache_block import KVCacheBlock
-from trtkv.blocks.radix_block_tree import LookupNodePtr
+from trtkv.blocks.kv_cache_block import KVCacheBlock, LookupNodePtr
 from trtkv.common import (
     PLACEHOLDER_LEVEL,
     PRIMARY_LEVEL,

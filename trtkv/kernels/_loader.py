@@ -11,7 +11,7 @@ from trtkv.errors import MissingExtraError
 if TYPE_CHECKING:
     import torch
 
-    from trtkv.kernels.kernel_launch import KernelLaunch, Launcher
+    from trtkv.kernels.kernel_launch import Backend, KernelLaunch, Launcher
 
 
 def read_source(name: str) -> str:
@@ -24,6 +24,17 @@ def load_kernel(source: str, kernel: str) -> Any:
     """Compiled kernel of a source file; compiling happens at the first launch on each device."""
     cupy = _import_cupy()
     return cupy.RawKernel(read_source(source), kernel, options=("--std=c++17",))
+
+
+def resolve_launcher(backend: Backend, device: torch.device) -> Launcher | None:
+    """The launcher to use on a device, or None for the reference."""
+    if backend == "reference":
+        return None
+    if backend is not None:
+        return backend
+    if device.type != "cuda":
+        return None
+    return make_cupy_launcher(device)
 
 
 def make_cupy_launcher(device: torch.device) -> Launcher:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from trtkv.kernels import reference
-from trtkv.kernels.kernel_launch import Backend, KernelLaunch, pointer, resolve_launcher
+from trtkv.kernels._loader import resolve_launcher
+from trtkv.kernels.kernel_launch import Backend, KernelLaunch, pointer
 
 if TYPE_CHECKING:
     import torch

@@ -36,16 +36,3 @@ def pointer(tensor: torch.Tensor | None) -> np.uint64:
     address: int = 0 if tensor is None else tensor.data_ptr()
     result: np.uint64 = np.uint64(address)
     return result
-
-
-def resolve_launcher(backend: Backend, device: torch.device) -> Launcher | None:
-    """The launcher to use on a device, or None for the reference."""
-    if backend == "reference":
-        return None
-    if backend is not None:
-        return backend
-    if device.type != "cuda":
-        return None
-    from trtkv.kernels._loader import make_cupy_launcher
-
-    return make_cupy_launcher(device)

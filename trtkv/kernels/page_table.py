@@ -8,7 +8,8 @@ import numpy as np
 
 from trtkv.errors import InvalidInputError
 from trtkv.kernels import reference
-from trtkv.kernels.kernel_launch import Backend, KernelLaunch, pointer, resolve_launcher
+from trtkv.kernels._loader import resolve_launcher
+from trtkv.kernels.kernel_launch import Backend, KernelLaunch, pointer
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from trtkv.records.kv_cache_index import NULL_ENTRY
 if TYPE_CHECKING:
     import torch
 
-    from trtkv.kernels.block_copy import BlockLayout, CopyJob
+    from trtkv.kernels.copy_job import BlockLayout, CopyJob
 
 
 def scatter_block_offsets(table: torch.Tensor, runs: torch.Tensor, slots: torch.Tensor, rules: torch.Tensor) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trtkv.errors import check
-from trtkv.kernels.block_copy import BlockLayout, CopyJob, copy_blocks
+from trtkv.kernels.block_copy import copy_blocks
+from trtkv.kernels.copy_job import BlockLayout, CopyJob
 from trtkv.kernels.kernel_launch import Backend
 from trtkv.kernels.staging_ring import StagingRing
 from trtkv.pools.kv_cache_block_pool import KVCacheBlockPool, KvLayout

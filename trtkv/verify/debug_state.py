@@ -10,8 +10,7 @@ from trtkv.verify.json_kinds import JsonValue
 from trtkv.verify.trace_values import write_hash, write_packed_key, write_slot
 
 if TYPE_CHECKING:
-    from trtkv.blocks.kv_cache_block import KVCacheBlock
-    from trtkv.blocks.radix_block_tree import LookupNodePtr
+    from trtkv.blocks.kv_cache_block import KVCacheBlock, LookupNodePtr
     from trtkv.manager.kv_cache_manager import KVCacheManager
     from trtkv.window_block_manager import WindowBlockManager
 

@@ -11,7 +11,7 @@ from trtkv.records.pinned_block_ids import PinnedBlockIds
 
 if TYPE_CHECKING:
     from trtkv.records.window_size_metadata import PrefixReuseSummary
-    from trtkv.verify.recorder import TraceRecorder
+    from trtkv.verify.recording import Recording
 
 
 class RecordedManager:
@@ -22,7 +22,7 @@ class RecordedManager:
 
     __slots__ = ("_recorder",)
 
-    def __init__(self, recorder: TraceRecorder) -> None:
+    def __init__(self, recorder: Recording) -> None:
         self._recorder = recorder
 
     def __getattr__(self, name: str) -> Any:

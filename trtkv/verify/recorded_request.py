@@ -10,7 +10,7 @@ from trtkv.errors import InvalidInputError
 from trtkv.records.llm_request import LlmRequest, LlmRequestState
 
 if TYPE_CHECKING:
-    from trtkv.verify.recorder import TraceRecorder
+    from trtkv.verify.recording import Recording
 
 
 class RecordedRequest(LlmRequest):
@@ -18,7 +18,7 @@ class RecordedRequest(LlmRequest):
 
     __slots__ = ("_recorder",)
 
-    def __init__(self, recorder: TraceRecorder, *args: Any, **fields: Any) -> None:
+    def __init__(self, recorder: Recording, *args: Any, **fields: Any) -> None:
         self._recorder = recorder
         super().__init__(*args, **fields)
 

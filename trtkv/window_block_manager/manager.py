@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtkv.blocks.generation_request import GenerationRequest
-from trtkv.blocks.kv_cache_block import (
-    ChannelBlock,
-    HashMapOrderedBlock,
-    KVCacheBlock,
-    PlaceholderBlock,
-)
+from trtkv.blocks.hash_map_ordered_node import HashMapOrderedBlock
+from trtkv.blocks.kv_cache_block import ChannelBlock, KVCacheBlock, PlaceholderBlock
 from trtkv.blocks.radix_block_tree import UnifiedBlockTree
 from trtkv.common import (
     PLACEHOLDER_LEVEL,

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from trtkv.blocks.block_listener import RemovalReason
 from trtkv.blocks.generation_request import SequenceWindow
-from trtkv.blocks.kv_cache_block import KVCacheBlock
-from trtkv.blocks.radix_block_tree import LookupNodePtr
+from trtkv.blocks.kv_cache_block import KVCacheBlock, LookupNodePtr
 from trtkv.blocks.templated_trie import ChildMap
 from trtkv.common import BlockId
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager

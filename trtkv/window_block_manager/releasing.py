@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from trtkv.blocks.block_listener import RemovalReason
 from trtkv.blocks.generation_request import SequenceWindow
-from trtkv.blocks.kv_cache_block import KVCacheBlock
-from trtkv.blocks.radix_block_tree import LookupNodePtr, UnifiedBlockTree
+from trtkv.blocks.kv_cache_block import KVCacheBlock, LookupNodePtr
+from trtkv.blocks.radix_block_tree import UnifiedBlockTree
 from trtkv.common import PLACEHOLDER_BLOCK_ID, PRIMARY_LEVEL, BlockId, RequestId
 from trtkv.errors import InvalidInputError
 from trtkv.keys.packed_key import PackedKey, num_key_tokens

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trtkv.blocks.kv_cache_block import HashMapOrderedBlock, KVCacheBlock, create_root_block, create_swa_placeholder
-from trtkv.blocks.radix_block_tree import LookupNodePtr, UnifiedBlockTree
+from trtkv.blocks.hash_map_ordered_node import HashMapOrderedBlock
+from trtkv.blocks.kv_cache_block import KVCacheBlock, LookupNodePtr, create_root_block, create_swa_placeholder
+from trtkv.blocks.radix_block_tree import UnifiedBlockTree
 from trtkv.blocks.templated_trie import ChildMap
 from trtkv.common import MAX_INT32
 from trtkv.events.kv_cache_event_manager import describe_stored_block

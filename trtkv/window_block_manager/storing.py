@@ -7,8 +7,7 @@ from typing import Final, NamedTuple
 
 from trtkv.blocks.block_listener import RemovalReason
 from trtkv.blocks.generation_request import GenerationRequest, SequenceWindow
-from trtkv.blocks.kv_cache_block import KVCacheBlock
-from trtkv.blocks.radix_block_tree import LookupNodePtr
+from trtkv.blocks.kv_cache_block import KVCacheBlock, LookupNodePtr
 from trtkv.common import PLACEHOLDER_BLOCK_ID, BlockId, CacheType
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.keys.key_builder import build_block_keys, build_encoder_keys

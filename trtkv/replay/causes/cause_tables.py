@@ -5,41 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from trtkv.common import RequestId
 from trtkv.replay import topics
 from trtkv.replay.causes.cause_counts import QUANTILES
-from trtkv.replay.causes.causes import CAUSES, Cause
+from trtkv.replay.causes.causes import CAUSES, Cause, needed_for, tier_name
 from trtkv.tables.table import Share, Table, list_table
 from trtkv.tables.wording import window
 
 if TYPE_CHECKING:
-    from trtkv.replay.causes.explanation import Explanation, WindowActivity
+    from trtkv.replay.causes.cause_counts import EvictionLosses
+    from trtkv.replay.causes.window_activity import WindowActivity
     from trtkv.replay.causes.window_history import RemovalKind
 
-TIERS: Final = ("primary", "host")
 AGES: Final = {
     "idle_requests": "unused before it was lost, requests",
     "idle_tokens": "unused before it was lost, tokens allocated",
     "late_requests": "lost before it was wanted, requests",
     "late_tokens": "lost before it was wanted, tokens allocated",
 }
-
-
-def tier_name(level: int) -> str:
-    """What a level is called in reports."""
-    return TIERS[level]
-
-
-def needed_for(in_decode: bool) -> str:
-    """What an allocation was for."""
-    return "output" if in_decode else "prompt"
-
-
-def explanation_tables(explanation: Explanation) -> list[Table]:
-    """Causes, evictions if there are any, and what happened to cached blocks."""
-    tables = [_causes_table(explanation)]
-    if explanation.losses.num_tokens:
-        tables += [_losses_table(explanation), _ages_table(explanation)]
-    return [*tables, _events_table(explanation.windows), _removals_table(explanation.windows)]
 
 
 def _shares_table(
@@ -55,8 +38,8 @@ def _shares_table(
     )
 
 
-def _causes_table(explanation: Explanation) -> Table:
-    found, total = explanation.tokens, explanation.prompt_tokens
+def causes_table(found: Mapping[Cause, int], total: int) -> Table:
+    """Prompt tokens by cause."""
     return _shares_table(
         "Every prompt token of the trace by cause",
         "cause",
@@ -68,23 +51,25 @@ def _causes_table(explanation: Explanation) -> Table:
     )
 
 
-def _losses_table(explanation: Explanation) -> Table:
-    kinds = sorted(explanation.losses.by_kind.items(), key=lambda item: (-item[1], item[0]))
+def losses_table(losses: EvictionLosses, top_evictors: Iterable[tuple[RequestId, int]]) -> Table:
+    """Evicted tokens by how it happened, and by the requests that cost the most."""
+    kinds = sorted(losses.by_kind.items(), key=lambda item: (-item[1], item[0]))
     return _shares_table(
         "Evicted tokens: how, and by whose allocation",
         "how",
-        explanation.losses.num_tokens,
+        losses.num_tokens,
         [
             (f"{kind.reason.value}, {tier_name(kind.level)} tier, for {needed_for(kind.in_decode)} blocks", number)
             for kind, number in kinds
         ],
-        [(f"by request {request_id}", number) for request_id, number in explanation.top_evictors()],
+        [(f"by request {request_id}", number) for request_id, number in top_evictors],
         topic=topics.EVICTIONS,
     )
 
 
-def _ages_table(explanation: Explanation) -> Table:
-    ages = explanation.losses.quantiles()
+def ages_table(losses: EvictionLosses) -> Table:
+    """How long evicted tokens had been unused, and how much later they were wanted."""
+    ages = losses.quantiles()
     return list_table(
         "Evicted tokens: after how long",
         {"age": lambda name: AGES[name], **{quantile: _age_at(quantile, ages) for quantile in QUANTILES}},
@@ -97,7 +82,7 @@ def _age_at(quantile: str, ages: Mapping[str, Mapping[str, int]]) -> Callable[[s
     return lambda name: ages[name][quantile]
 
 
-def _events_table(windows: Iterable[WindowActivity]) -> Table:
+def events_table(windows: Iterable[WindowActivity]) -> Table:
     """What a listener of cache events would have heard of."""
     return list_table(
         "Events of cached blocks",
@@ -113,7 +98,8 @@ def _events_table(windows: Iterable[WindowActivity]) -> Table:
     )
 
 
-def _removals_table(windows: Iterable[WindowActivity]) -> Table:
+def removals_table(windows: Iterable[WindowActivity]) -> Table:
+    """Blocks that left the tree, by window, reason, tier and priority."""
     rows: list[tuple[WindowActivity, RemovalKind, int]] = [
         (activity, kind, number)
         for activity in windows

@@ -77,3 +77,15 @@ DEFINITIONS: Final[dict[Cause, str]] = {
     ),
     Cause.REFUSED: "tokens of requests that need more blocks than there are",
 }
+
+TIERS: Final = ("primary", "host")
+
+
+def tier_name(level: int) -> str:
+    """What a level is called in reports."""
+    return TIERS[level]
+
+
+def needed_for(in_decode: bool) -> str:
+    """What an allocation was for."""
+    return "output" if in_decode else "prompt"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-from trtkv.common import PRIMARY_LEVEL, RequestId, WindowSize
+from trtkv.common import RequestId
 from trtkv.errors import check
-from trtkv.replay.causes.cause_tables import explanation_tables, needed_for, tier_name
-from trtkv.replay.causes.causes import CAUSES, Cause
+from trtkv.replay.causes.cause_tables import ages_table, causes_table, events_table, losses_table, removals_table
+from trtkv.replay.causes.causes import CAUSES, Cause, needed_for, tier_name
+from trtkv.replay.causes.window_activity import WindowActivity, window_activity
 from trtkv.tables.result import Result
 from trtkv.tables.table import Column, Table
 
@@ -19,46 +19,9 @@ if TYPE_CHECKING:
 
     from trtkv.replay.causes.cause_counts import EvictionLosses, WindowUse
     from trtkv.replay.causes.cause_observer import CauseObserver
-    from trtkv.replay.causes.window_history import RemovalKind, WindowHistory
     from trtkv.traces.trace import TraceRequest
 
 NUM_EVICTORS_SHOWN: Final = 5
-
-
-class WindowActivity(NamedTuple):
-    """What happened to the blocks of a window, in blocks."""
-
-    window_size: WindowSize
-    stored: int
-    """Blocks that came into the tree."""
-    removed: Counter[RemovalKind]
-    """Blocks that left it."""
-    offloaded: int
-    """Cached blocks moved to the host tier."""
-    onboarded: int
-    """Cached blocks brought back."""
-    primary_blocks: int
-    secondary_blocks: int
-    is_full: bool
-    """Whether it holds every sequence."""
-
-    def to_json(self) -> dict[str, object]:
-        """Counts in a fixed order."""
-        return {
-            "window_size": self.window_size,
-            "stored": self.stored,
-            "removed": [
-                {
-                    "reason": kind.reason.value,
-                    "tier": tier_name(kind.level),
-                    "priority": kind.priority,
-                    "blocks": count,
-                }
-                for kind, count in sorted(self.removed.items(), key=lambda item: (-item[1], item[0]))
-            ],
-            "offloaded": self.offloaded,
-            "onboarded": self.onboarded,
-        }
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -125,7 +88,10 @@ class Explanation(Result):
 
     def tables(self) -> list[Table]:
         """Causes, evictions if there are any, and what happened to cached blocks."""
-        return explanation_tables(self)
+        tables = [causes_table(self.tokens, self.prompt_tokens)]
+        if self.losses.num_tokens:
+            tables += [losses_table(self.losses, self.top_evictors()), ages_table(self.losses)]
+        return [*tables, events_table(self.windows), removals_table(self.windows)]
 
     def requests_table(self) -> Table:
         """A row for each request of the trace: its number, its prompt tokens, and tokens by cause."""
@@ -147,18 +113,5 @@ def explain(observer: CauseObserver, requests: Sequence[TraceRequest]) -> Explan
         losses=counts.losses,
         same_batch_tokens=counts.same_batch_tokens,
         uses=counts.uses,
-        windows=[_activity(window) for window in observer.windows],
-    )
-
-
-def _activity(window: WindowHistory) -> WindowActivity:
-    return WindowActivity(
-        window_size=window.settings.window_size,
-        stored=window.num_stored,
-        removed=window.removals,
-        offloaded=window.num_moved[1 - PRIMARY_LEVEL],
-        onboarded=window.num_moved[PRIMARY_LEVEL],
-        primary_blocks=window.settings.num_primary_blocks,
-        secondary_blocks=window.settings.num_secondary_blocks,
-        is_full=not window.settings.is_swa,
+        windows=[window_activity(window) for window in observer.windows],
     )

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from trtkv.errors import MissingExtraError
-from trtkv.replay.causes.cause_tables import tier_name
-from trtkv.replay.causes.causes import CAUSES, Cause
+from trtkv.replay.causes.causes import CAUSES, Cause, tier_name
 from trtkv.tables.wording import count, share, short, window
 
 if TYPE_CHECKING:

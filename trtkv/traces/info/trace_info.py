@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import fsum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -15,9 +15,16 @@ from trtkv.common import ceil_div
 from trtkv.errors import InvalidInputError
 from trtkv.records.rate import Rate
 from trtkv.tables.result import Result
-from trtkv.tables.table import Table
+from trtkv.tables.table import Table, rates_table
 from trtkv.tables.wording import count
-from trtkv.traces.info.trace_info_tables import trace_info_tables
+from trtkv.traces.info.trace_facts import CacheSize, Lengths, SharedRun, Sharing
+from trtkv.traces.info.trace_info_tables import (
+    lengths_table,
+    reuse_table,
+    sessions_table,
+    sharing_table,
+    working_sets_table,
+)
 from trtkv.traces.prefixes.infinite_matches import infinite_hit_tokens, infinite_matches
 from trtkv.traces.prefixes.prefix_tree import PrefixTree
 from trtkv.traces.prefixes.reuse_distance import ReuseDistances, WorkingSets, measure_reuse
@@ -46,57 +53,6 @@ MEAN_TOKEN_RATE: Final = "sum over requests of (prompt tokens that begin an earl
 MEAN_BLOCK_RATE: Final = "sum over requests of (prompt blocks seen in an earlier prompt / prompt blocks) / requests"
 
 
-class Lengths(NamedTuple):
-    """Distribution of a count over requests; a quantile is a value that occurred."""
-
-    total: int
-    mean: float
-    min: int
-    p50: int
-    p90: int
-    p99: int
-    max: int
-
-
-class SharedRun(NamedTuple):
-    """Blocks ``start``..``end`` - 1 of the prompts of this many requests, after the same prefix."""
-
-    requests: int
-    start: int
-    end: int
-
-
-class Sharing(NamedTuple):
-    """How prompts share blocks; a block is one behind its own prefix."""
-
-    blocks: int
-    """Blocks of all prompts, started last ones included."""
-    distinct_blocks: int
-    roots: int
-    """Distinct first blocks."""
-    forks: int
-    """Blocks that different blocks follow."""
-    deepest: int
-    """Blocks of the longest prompt."""
-    distinct_blocks_by_use: dict[str, int]
-    """Distinct blocks by the number of requests that have them."""
-    zero_hit_requests: int
-    """Requests of which not one token begins an earlier prompt."""
-    fully_seen_requests: int
-    """Requests whose whole prompt begins an earlier one."""
-    runs: list[SharedRun]
-    """Those that save the most when they are kept, the best first."""
-
-
-class CacheSize(NamedTuple):
-    """What a least-recently-used cache finds that serves one request at a time."""
-
-    share: float
-    """Of the distinct blocks."""
-    blocks: int
-    hits: int
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class TraceInfo(Result):
     """Everything about a trace; the parts that need tokens are None for lengths-only formats."""
@@ -121,7 +77,27 @@ class TraceInfo(Result):
 
     def tables(self) -> list[Table]:
         """Lengths, and unless nothing but lengths is known: sharing, rates, cache sizes and working sets."""
-        return trace_info_tables(self)
+        tables = [self._lengths_table()]
+        if self.sessions.session_count or self.sessions.outputs_known:
+            tables.append(sessions_table(self.sessions))
+        if self.sharing is None:
+            return tables
+        per_block = self.tokens_per_block or 0
+        return [
+            *tables,
+            sharing_table(self.sharing, per_block),
+            rates_table("Cache without limit", self.rates),
+            reuse_table(self.lru, self.reuse_distance_blocks or {}, per_block, self.sharing.blocks),
+            working_sets_table(self.working_sets, per_block),
+        ]
+
+    def _lengths_table(self) -> Table:
+        span = "" if self.span_seconds is None else f" over {count(self.span_seconds)} s"
+        return lengths_table(
+            f"{self.name} ({self.format})",
+            {"prompt tokens": self.prompt_tokens, "output tokens": self.output_tokens},
+            note=f"{count(self.requests)} requests{span}",
+        )
 
     def notes(self) -> list[str]:
         """What is not known, and rows that were skipped."""

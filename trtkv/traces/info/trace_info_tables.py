@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from trtkv.tables.table import Cell, Share, Table, fact_table, list_table, rates_table
+from trtkv.tables.table import Cell, Share, Table, fact_table, list_table
 from trtkv.tables.wording import count
+from trtkv.traces.info.trace_facts import CacheSize, Lengths, Sharing
 
 if TYPE_CHECKING:
-    from trtkv.traces.info.trace_info import Lengths, Sharing, TraceInfo
+    from trtkv.traces.prefixes.reuse_distance import WorkingSets
     from trtkv.traces.sessions.protocol import SessionFacts
 
 
-def trace_info_tables(info: TraceInfo) -> list[Table]:
-    """Lengths; and if more is known: sharing, rates, cache sizes and working sets."""
-    lengths = [_lengths(info)]
-    if info.sessions.session_count or info.sessions.outputs_known:
-        lengths.append(_sessions(info.sessions))
-    if info.sharing is None:
-        return lengths
-    rates = rates_table("Cache without limit", info.rates)
-    return [*lengths, _sharing(info, info.sharing), rates, _reuse(info, info.sharing), _working_sets(info)]
-
-
-def _lengths(info: TraceInfo) -> Table:
-    span = "" if info.span_seconds is None else f" over {count(info.span_seconds)} s"
+def lengths_table(title: str, lengths: Mapping[str, Lengths], note: str) -> Table:
+    """Distributions of counts, by name."""
     return list_table(
-        f"{info.name} ({info.format})",
-        {"length": lambda row: row[0], **{name: _length(name) for name in info.prompt_tokens._fields}},
-        [("prompt tokens", info.prompt_tokens), ("output tokens", info.output_tokens)],
-        notes=[f"{count(info.requests)} requests{span}"],
+        title,
+        {"length": lambda row: row[0], **{name: _length(name) for name in Lengths._fields}},
+        lengths.items(),
+        notes=[note],
     )
 
 
@@ -38,7 +28,7 @@ def _length(name: str) -> Callable[[tuple[str, Lengths]], Cell]:
     return lambda row: getattr(row[1], name)
 
 
-def _sessions(facts: SessionFacts) -> Table:
+def sessions_table(facts: SessionFacts) -> Table:
     """What a replay under the same options waits for and generates."""
     return fact_table(
         f"Sessions and outputs, read with --sessions {facts.protocol.sessions.value} "
@@ -56,10 +46,11 @@ def _sessions(facts: SessionFacts) -> Table:
     )
 
 
-def _sharing(info: TraceInfo, sharing: Sharing) -> Table:
+def sharing_table(sharing: Sharing, tokens_per_block: int) -> Table:
+    """How prompts share blocks."""
     by_use = {f"  in {name} prompts": number for name, number in sharing.distinct_blocks_by_use.items()}
     return fact_table(
-        f"Sharing, in blocks of {info.tokens_per_block} tokens",
+        f"Sharing, in blocks of {tokens_per_block} tokens",
         {
             "blocks of all prompts": sharing.blocks,
             "distinct blocks": sharing.distinct_blocks,
@@ -77,32 +68,35 @@ def _sharing(info: TraceInfo, sharing: Sharing) -> Table:
     )
 
 
-def _reuse(info: TraceInfo, sharing: Sharing) -> Table:
-    quantiles = (info.reuse_distance_blocks or {}).items()
-    shown = ", ".join(f"{name} {count(value)}" for name, value in quantiles if value is not None)
+def reuse_table(
+    lru: Iterable[CacheSize], distances: Mapping[str, int | None], tokens_per_block: int, num_blocks: int
+) -> Table:
+    """What least-recently-used caches find of ``num_blocks`` prompt blocks; ``distances`` are quantiles in blocks."""
+    shown = ", ".join(f"{name} {count(value)}" for name, value in distances.items() if value is not None)
     return list_table(
         "Least-recently-used cache, one request at a time",
         {
             "cache": lambda size: f"{size.share:.0%} of distinct blocks",
             "blocks": lambda size: size.blocks,
-            "tokens": lambda size: size.blocks * (info.tokens_per_block or 0),
+            "tokens": lambda size: size.blocks * tokens_per_block,
             "found": lambda size: size.hits,
-            "rate": lambda size: Share(size.hits, sharing.blocks),
+            "rate": lambda size: Share(size.hits, num_blocks),
         },
-        info.lru,
+        lru,
         notes=[f"reuse distance in blocks: {shown}" if shown else "no block is reused"],
     )
 
 
-def _working_sets(info: TraceInfo) -> Table:
+def working_sets_table(working_sets: Iterable[WorkingSets], tokens_per_block: int) -> Table:
+    """Distinct blocks that consecutive requests touch."""
     return list_table(
         "Working set: distinct blocks of consecutive requests",
         {
             "requests": lambda row: row.num_requests,
             "mean": lambda row: row.mean,
             "largest": lambda row: row.largest,
-            "in tokens": lambda row: row.largest * (info.tokens_per_block or 0),
+            "in tokens": lambda row: row.largest * tokens_per_block,
         },
-        info.working_sets,
+        working_sets,
         texts=0,
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtkv.blocks.generation_request import GenerationRequest
-from trtkv.blocks.kv_cache_block import KVCacheBlock
-from trtkv.blocks.radix_block_tree import LookupNodePtr
+from trtkv.blocks.kv_cache_block import KVCacheBlock, LookupNodePtr
 from trtkv.common import BlockId
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
 from trtkv.keys.key_hash import HashLink
