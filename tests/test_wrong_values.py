@@ -34,7 +34,8 @@ from trtkv.nano import Sequence as NanoSequence
 from trtkv.pools.capacity_estimation import group_layers_by_window_size
 from trtkv.records.config import KvCacheConfig, ModelConfig
 from trtkv.records.config import SchedulerConfig as SchedulerSettings
-from trtkv.records.llm_request import to_extra_id_array, to_token_array
+from trtkv.records.llm_request import to_extra_id_array
+from trtkv.records.token_array import to_token_array
 from trtkv.replay.bounds.bounds import compute_bounds
 from trtkv.replay.bounds.capacity_curve import model_curve
 from trtkv.replay.bounds.simple_caches import ACCESS_POLICIES

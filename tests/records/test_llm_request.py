@@ -10,7 +10,8 @@ import pytest
 
 from tests.builders import make_request
 from trtkv.errors import InvalidInputError
-from trtkv.records.llm_request import LlmRequest, LlmRequestState, add_new_token_to_each, to_token_array
+from trtkv.records.llm_request import LlmRequest, LlmRequestState, add_new_token_to_each
+from trtkv.records.token_array import to_token_array
 
 State = LlmRequestState
 

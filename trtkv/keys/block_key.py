@@ -14,7 +14,8 @@ from trtkv.keys.packed_key import (
     pack_key,
     token_bytes,
 )
-from trtkv.records.llm_request import to_extra_id_array, to_token_array
+from trtkv.records.llm_request import to_extra_id_array
+from trtkv.records.token_array import to_token_array
 
 
 @dataclass(frozen=True, slots=True)

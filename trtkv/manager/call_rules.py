@@ -18,7 +18,8 @@ from trtkv.keys.multimodal_keys import check_multimodal_types
 from trtkv.keys.packed_key import PackedKey
 from trtkv.manager.sequence_admission import check_same_request
 from trtkv.records.cache_settings import CacheSettings
-from trtkv.records.llm_request import LlmRequest, to_token_array
+from trtkv.records.llm_request import LlmRequest
+from trtkv.records.token_array import to_token_array
 from trtkv.window_block_manager import WindowBlockManager
 
 

@@ -35,10 +35,11 @@ from trtkv.records.cache_settings import (
     WindowsSettings,
 )
 from trtkv.records.linear_attention import LinearAttentionMetadata
-from trtkv.records.llm_request import LlmRequest, to_token_array
+from trtkv.records.llm_request import LlmRequest
 from trtkv.records.pinned_block_ids import PinnedBlockIds
 from trtkv.records.retention_config import DEFAULT_RETENTION_PRIORITY, DEFAULT_SECONDARY_OFFLOAD_MIN_PRIORITY
 from trtkv.records.stats import KvCacheIterationStats, KvCacheStats
+from trtkv.records.token_array import to_token_array
 from trtkv.records.window_size_metadata import (
     OffsetTableDimensions,
     PoolConfiguration,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from trtkv.checks import check_count, check_integer, check_member, check_type, refuse_bytes
 from trtkv.common import RequestId, TokenId
 from trtkv.errors import InvalidInputError
+from trtkv.records.token_array import to_token_array
 
 if TYPE_CHECKING:
     from trtkv.records.retention_config import KvCacheRetentionConfig
@@ -68,27 +69,6 @@ class MultimodalInput(NamedTuple):
     item_run_cu_offsets: Sequence[int] | None = None
     run_positions: Sequence[int] | None = None
     run_lengths: Sequence[int] | None = None
-
-
-def to_token_array(tokens: Iterable[TokenId]) -> array[int]:
-    """Tokens as an int32 array; an int32 buffer (array, numpy) is copied without a Python object per token."""
-    if isinstance(tokens, array) and tokens.typecode == "i":
-        return array("i", tokens)
-    refuse_bytes("tokens", tokens)
-    maybe_buffer: Any = tokens
-    try:
-        view = memoryview(maybe_buffer)
-    except TypeError:
-        pass
-    else:
-        if view.format == "i" and view.itemsize == 4 and view.ndim == 1:
-            result = array("i")
-            result.frombytes(view.tobytes())
-            return result
-    try:
-        return array("i", tokens)
-    except (TypeError, OverflowError) as error:
-        raise InvalidInputError(f"tokens must be 32-bit integers: {error}") from error
 
 
 def to_extra_id_array(extra_ids: Iterable[int]) -> array[int]:
