@@ -14,7 +14,7 @@ from tests.stress.random_program import RandomProgram
 from trtkv import KVCacheManager, LlmRequest
 from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.common import MAX_INT32, PLACEHOLDER_BLOCK_ID
-from trtkv.errors import TrtkvError
+from trtkv.errors import OutOfBlocksError, TrtkvError
 from trtkv.keys.key_builder import build_block_keys, build_block_keys_of
 from trtkv.keys.key_hash import hash_block_key, hash_keys_alone, mix_tokens, mix_tokens_plainly
 from trtkv.keys.packed_key import PackedKey
@@ -35,6 +35,14 @@ def force_plain_paths(manager: KVCacheManager) -> None:
 
     def add_tokens(request_ids: Iterable[int]) -> None:
         done = []
+        for request_id in request_ids:
+            growth._check_length(manager.get_sequence(request_id))
+        for window in manager.block_manager.window_block_managers.values():
+            sequences = [manager.get_sequence(request_id) for request_id in request_ids]
+            width = manager.tokens_per_block
+            needed = sum(sequence.beam_width for sequence in sequences if sequence.num_tokens % width == 0)
+            if needed > window.num_free_blocks:  # before anything is evicted
+                raise OutOfBlocksError("plain")
         try:
             for request_id in request_ids:
                 add_token(request_id)

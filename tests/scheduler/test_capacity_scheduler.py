@@ -144,10 +144,12 @@ def test_a_request_refused_for_pages_does_not_hold_others_back() -> None:
     assert schedule(NO_EVICT, requests, manager, peft=peft, compatibility=True) == ([], [], [])
 
 
-def test_the_prefix_is_walked_once_per_request_and_call() -> None:
+def test_the_prefix_is_walked_once_per_request_and_call_and_after_each_pause() -> None:
     manager = FakeKvCacheManager(4, needs={1: 6}, holds={2: [0], 3: [1]})
     schedule(MAX_UTILIZATION, [make_request(1), generating(2), generating(3)], manager)
-    assert manager.num_walks == 1
+    assert manager.num_walks == 3
+    schedule(MAX_UTILIZATION, [make_request(1), generating(2), generating(3)], manager, compatibility=True)
+    assert manager.num_walks == 4
 
 
 # -- max utilization ------------------------------------------------------------------------------------

@@ -200,16 +200,45 @@ def test_copied_source_is_claimed_before_anything_is_allocated() -> None:
     check_invariants(manager)
 
 
-def test_copy_without_a_second_free_block_is_refused() -> None:
-    """The source is free too and counts as free, but it cannot be both the source and the copy."""
-    manager = make_kv_cache_manager(4, 4)
+@pytest.mark.parametrize("compatibility", [False, True])
+def test_copy_without_a_second_free_block(compatibility: bool) -> None:
+    """The source counts as free, but it cannot be both the source and the copy: the match is given up."""
+    manager = make_kv_cache_manager(4, 4, compatibility=compatibility)
     serve(manager, make_request(1, 13))
     prefill(manager, make_request(2, [77] * 12))  # what lies below the first block moves to the host
     source = find_block(manager, [1, 2, 3, 4])
     assert (num_free(manager), source.is_primary, source.has_refs, source.is_leaf) == (1, True, False, False)
-    with pytest.raises(OutOfBlocksError):
-        add(manager, make_request(3, [1, 2, 99]))
-    assert 3 not in manager.sequences
+    request = make_request(3, [1, 2, 99])
+    assert manager.get_needed_blocks_one_step(request, False, 64) == 1
+    if compatibility:
+        with pytest.raises(OutOfBlocksError):
+            add(manager, request)
+        return
+    assert manager.probe_prefix_match_length(request) == 0
+    assert add(manager, request).prepopulated_prompt_len == 0
+    assert not source.is_primary
+    check_invariants(manager)
+
+
+def test_copies_that_fit_are_kept_and_the_last_one_of_a_batch_is_given_up() -> None:
+    manager = make_kv_cache_manager(5, 8)
+    serve(manager, make_request(1, 13))
+    prefill(manager, make_request(2, [77] * 12))
+    source = find_block(manager, [1, 2, 3, 4])
+    assert (num_free(manager), source.is_primary, source.has_refs, source.is_leaf) == (2, True, False, False)
+    requests = [make_request(3, [1, 2, 99]), make_request(4, [1, 2, 98, 98])]
+    manager.add_sequence_batch([(request.request_id, request.prompt_len, 1) for request in requests], requests)
+    assert [request.prepopulated_prompt_len for request in requests] == [2, 0]
+    check_invariants(manager)
+
+
+def test_a_copy_is_not_made_for_a_batch_against_the_settings() -> None:
+    manager = make_kv_cache_manager(16, copy_on_partial_reuse=False)
+    serve(manager, make_request(1, [1, 2, 3, 4, 5, 6]))
+    requests = [make_request(2, [1, 2, 3, 4, 5, 9]), make_request(3, [1, 2, 3, 4, 5, 8])]
+    manager.add_sequence_batch([(request.request_id, request.prompt_len, 1) for request in requests], requests)
+    assert [request.prepopulated_prompt_len for request in requests] == [4, 5]
+    assert manager.get_iteration_stats()[64].iter_intra_device_copy_blocks == 0
     check_invariants(manager)
 
 

@@ -198,7 +198,7 @@ def test_no_placeholder_left_is_no_room_and_changes_nothing() -> None:
     manager = make_manager(num_placeholder_blocks=1)
     request = finish_prompt(add(manager, make_request(1, 6)))
     decode(manager, request, [1] * 2)
-    with pytest.raises(OutOfBlocksError, match="0 placeholders, request 1 needs 0 and 1"):
+    with pytest.raises(OutOfBlocksError, match="0 placeholders, too few for the next token of request 1"):
         manager.add_token(1)
     assert (manager.get_token_count(1), kinds(manager)) == (8, ".S")
     check_invariants(manager)

@@ -96,7 +96,27 @@ def test_exact_match_of_a_partly_filled_block_counts_as_partial() -> None:
     cache = Cache()
     cache.put(key(1, 1))
     assert summary(cache.find(key(1, 1))) == ([0], 2, 2)
-    assert summary(cache.find(key(1, 1), partial=False)) == ([0], 2, 2)
+
+
+@pytest.mark.parametrize("window", [64, 8])
+def test_exact_match_of_a_partly_filled_block_follows_the_settings(window: int) -> None:
+    cache = Cache(window=window)
+    cache.put(A)
+    cache.put(A, key(2, 2))
+    assert summary(cache.find(A, key(2, 2), copy=False)) == ([0, 1], 6, 2)  # an idle leaf is taken over
+    assert summary(cache.find(A, key(2, 2), partial=False)) == ([0], 4, 0)
+    held = Cache(window=window)
+    held.put(A)
+    held.put(A, key(2, 2), is_held=True)
+    assert summary(held.find(A, key(2, 2))) == ([0, 1], 6, 2)
+    assert summary(held.find(A, key(2, 2), copy=False)) == ([0], 4, 0)
+
+
+@pytest.mark.parametrize("window", [64, 8])
+def test_recorded_exact_matches_follow_no_settings(window: int) -> None:
+    cache = Cache(window=window, compatibility=True)
+    cache.put(key(1, 1), is_held=True)
+    assert summary(cache.find(key(1, 1), partial=False, copy=False)) == ([0], 2, 2)
 
 
 @pytest.mark.parametrize(("is_held", "has_child"), [(True, False), (False, True)])
@@ -142,6 +162,9 @@ def walk_plainly(cache: Cache, keys: list[PackedKey], partial: bool, copy: bool,
         if found is None or tokens + found[0] > limit:
             break
         matched, block = found
+        may_copy = copy or (not block.has_refs and block.is_leaf)
+        if block.block_key == each and not block.is_full and not (partial and may_copy):
+            break
         tokens += matched
         result.blocks.append(block)
         result.is_partial = matched < TOKENS_PER_BLOCK

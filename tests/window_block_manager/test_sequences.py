@@ -96,7 +96,7 @@ def test_beams_take_a_block_each() -> None:
 def test_beams_without_room_for_all_take_nothing() -> None:
     manager = make_kv_cache_manager(4)
     add(manager, make_request(1, 8, beam_width=3))
-    with pytest.raises(OutOfBlocksError, match="has 2 free blocks, request 1 needs 3"):
+    with pytest.raises(OutOfBlocksError, match="has 2 free blocks, too few for the next token of request 1"):
         manager.add_token(1)
     assert (manager.get_token_count(1), num_free(manager)) == (8, 2)
     check_invariants(manager)

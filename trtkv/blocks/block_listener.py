@@ -28,6 +28,7 @@ class RemovalReason(str, Enum):
 class BlockListener(Protocol):
     """Told synchronously, by blocks instead of hashes; events (KVCacheEventManager) are for other processes.
 
+    An error that a listener raises is logged, and the call goes on; LogicError and AssertionError are raised.
     With a listener the hot loops of admission and storing are left for the plain ones; without one they cost nothing.
     """
 

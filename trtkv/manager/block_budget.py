@@ -101,6 +101,8 @@ class BlockBudget:
             raise InvalidInputError(f"request {llm_request.request_id} has an empty prompt; give at least 1 token")
         limit = min(num_shared, (input_len - 1) // tokens_per_block)
         llm_request.set_estimated_reusable_tokens(min(summary.reusable_blocks_all, limit) * tokens_per_block)
+        if self._slides(window_size):  # in the same step others may let go of shared blocks, and count on them
+            return required
         return required - min(summary.reusable_blocks_allocated, limit)
 
     def _num_context_tokens(self, llm_request: LlmRequest, window_size: WindowSize) -> int:

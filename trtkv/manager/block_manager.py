@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from trtkv.blocks.block_listener import BlockListener
+from trtkv.blocks.guarded_listener import GuardedListener
 from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.blocks.radix_block_tree import UnifiedBlockTree
 from trtkv.checks import check_integer
@@ -52,7 +53,7 @@ class BlockManager:
         if event_manager is not None and settings.reuse.key_form is KeyForm.DIGESTS:
             refuse_key_form(settings.reuse.key_form, "an event manager")
         self.settings = settings
-        self.listener = listener
+        self.listener: BlockListener | None = None if listener is None else GuardedListener(listener)
         layers = settings.layers
         self.num_layers = len(layers.num_kv_heads_per_layer)
         self.lookup_tree = UnifiedBlockTree(settings.hash_map_order, settings.reuse.key_form)
@@ -60,7 +61,7 @@ class BlockManager:
         self._layer_to_window_size = {layer: window for window, found in layers_per_window.items() for layer in found}
         self.is_variable_window = len(layers_per_window) > 1
         self.is_variable_gqa = len(set(layers.num_kv_heads_per_layer)) > 1
-        services = Services(copy_engine, clock, event_manager, listener)
+        services = Services(copy_engine, clock, event_manager, self.listener)
         self.window_block_managers: dict[WindowSize, WindowBlockManager] = {
             window: self._create_window(window, len(layers_per_window) - 1 - index, layers_per_window[window], services)
             for index, window in enumerate(layers_per_window)

@@ -658,7 +658,7 @@ class KVCacheManager:
                     f"a prefix summary needs one window, there are {list(self.window_sizes_metadata)}; "
                     "ask for the budget of each window without a summary"
                 )
-            return self._windows[0].matcher.analyze_prefix_reuse(keys)
+            return self._windows[0].matcher.analyze_prefix_reuse(keys, self._windows[0].releaser.is_held)
 
     def probe_prefix_match_length(self, llm_request: LlmRequest) -> int:
         """Prompt tokens that admission would find now: the minimum over windows. Changes and holds nothing."""

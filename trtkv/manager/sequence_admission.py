@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from trtkv.blocks.generation_request import GenerationRequest
 from trtkv.checks import check_integer
 from trtkv.common import MAX_INT32, CacheType, RequestId, WindowSize
-from trtkv.errors import InvalidInputError
+from trtkv.errors import InvalidInputError, OutOfBlocksError
 from trtkv.keys.content_check import check_content
 from trtkv.manager.block_manager import BlockManager
 from trtkv.records.llm_request import LlmRequest
@@ -78,8 +78,8 @@ class SequenceAdmission:
 
     def _try_to_add(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> bool:
         """Add a batch as it is planned; False, with the batch withdrawn, if a block that it found turned out lost."""
-        plans, lengths = self._plan_batch(request_infos, llm_requests)
-        self._tell_listener(request_infos, llm_requests)
+        plans, lengths, limits = self._plan_batch(request_infos, llm_requests)
+        self._tell_listener(request_infos, llm_requests, limits)
         sequences = [
             self._create_sequence(info, request) for info, request in zip(request_infos, llm_requests, strict=True)
         ]
@@ -153,29 +153,68 @@ class SequenceAdmission:
 
     def _plan_batch(
         self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
-    ) -> tuple[list[list[ClaimResult]], list[int]]:
+    ) -> tuple[list[list[ClaimResult]], list[int], list[int]]:
         """Plan all windows, widest first, and raise whatever would go wrong. Changes nothing.
 
-        Returns the claims by window and the length found for each request, a connector's tokens included.
+        Returns the claims by window, the length found for each request, a connector's tokens included, and the length
+        at which its look-ups end.
         """
         self._check_batch(request_infos, llm_requests)
-        plans, lengths = self.find_cached(request_infos, llm_requests)
-        for (_, manager), claims in zip(self._widest_first, plans, strict=True):
-            manager.planner.check_room(claims, self._enable_block_reuse)
+        plans, lengths, limits = self._plan_with_room(request_infos, llm_requests)
         if self._writes_prepopulated:
             for index, request in enumerate(llm_requests):
                 lengths[index] += self._num_connector_tokens(request, lengths[index])
                 request.check_prepopulated_prompt_len(lengths[index], self._tokens_per_block)
-        return plans, lengths
+        return plans, lengths, limits
+
+    def _plan_with_room(
+        self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
+    ) -> tuple[list[list[ClaimResult]], list[int], list[int]]:
+        """``find_cached``, for a batch that fits, and the length at which each look-up ends. Changes nothing.
+
+        A partial match is copied while its source is held, which takes a block more than the prompt needs. Where that
+        block is missing the match is given up, the last one first: what a budget promised is kept. So is a match that
+        would be copied against the settings, because others of the batch use the block.
+        """
+        limits = [MAX_INT32] * len(llm_requests)
+        while True:
+            plans, lengths = self.find_cached(request_infos, llm_requests, limits)
+            given_up = self._find_copy_to_give_up(plans)
+            if given_up is None:
+                return plans, lengths, limits
+            index, claim = given_up
+            limits[index] = (len(claim.matched) - 1) * self._tokens_per_block
+
+    def _find_copy_to_give_up(self, plans: Sequence[list[ClaimResult]]) -> tuple[int, ClaimResult] | None:
+        """(place in the batch, claim) of a partial match that is not to be used; None for a batch that fits."""
+        for (_, manager), claims in zip(self._widest_first, plans, strict=True):
+            index = manager.planner.find_forbidden_copy(claims)
+            if index is None:
+                try:
+                    manager.planner.check_room(claims, self._enable_block_reuse)
+                except OutOfBlocksError:
+                    index = manager.planner.find_dispensable_copy(claims)
+                    if index is None:
+                        raise
+            if index is not None:
+                return index, claims[index]
+        return None
 
     def probe(self, request: LlmRequest) -> int:
         """Prompt tokens that admission would find now. Changes nothing."""
         check_content(request)
-        _, limits = self.find_cached([(request.request_id, request.prompt_len, request.beam_width)], [request])
-        return limits[0]
+        info = (request.request_id, request.prompt_len, request.beam_width)
+        try:
+            _, lengths, _ = self._plan_with_room([info], [request])
+        except OutOfBlocksError:
+            _, lengths = self.find_cached([info], [request])
+        return lengths[0]
 
     def find_cached(
-        self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]
+        self,
+        request_infos: Sequence[RequestInfo],
+        llm_requests: Sequence[LlmRequest],
+        max_matched_tokens: Sequence[int] | None = None,
     ) -> tuple[list[list[ClaimResult]], list[int]]:
         """Claims per window, widest first, and how much of each prompt all windows have. Changes nothing.
 
@@ -183,7 +222,7 @@ class SequenceAdmission:
         still see, recurrent states exist at some lengths only. When another window cuts the match, it is asked again.
         """
         batch = list(zip(request_infos, llm_requests, strict=True))
-        limits = [MAX_INT32] * len(batch)
+        limits = [MAX_INT32] * len(batch) if max_matched_tokens is None else list(max_matched_tokens)
         caps, plans = [], []
         for window_size, manager in self._widest_first:
             caps.append(limits)
@@ -224,14 +263,16 @@ class SequenceAdmission:
             max_matched_tokens,
         )
 
-    def _tell_listener(self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest]) -> None:
+    def _tell_listener(
+        self, request_infos: Sequence[RequestInfo], llm_requests: Sequence[LlmRequest], limits: Sequence[int]
+    ) -> None:
         """Tell what each window has by itself, which costs a second look-up."""
         listener = self._block_manager.listener
         if listener is None or not self._enable_block_reuse:
             return
         batch = list(zip(request_infos, llm_requests, strict=True))
         for window_size, manager in self._widest_first:
-            for claim in self._plan_window(window_size, manager, batch, [MAX_INT32] * len(batch)):
+            for claim in self._plan_window(window_size, manager, batch, limits):
                 listener.on_match(claim.request.request_id, window_size, claim.matched, claim.prepopulated_len)
 
     def _num_connector_tokens(self, request: LlmRequest, num_computed_tokens: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from trtkv.blocks.generation_request import GenerationRequest, find_sequence
@@ -39,11 +40,7 @@ class SequenceGrowth:
 
     def grow(self, sequence: GenerationRequest) -> None:
         """One more token where a window may take or let go of a block."""
-        if sequence.num_tokens >= self._max_num_tokens:
-            raise InvalidInputError(
-                f"request {sequence.request_id} has {sequence.num_tokens} tokens, as many as block tables hold; "
-                "end it or raise max_sequence_length"
-            )
+        self._check_length(sequence)
         for manager in self._windows:
             manager.sequences.check_can_add_token(sequence)
         sequence.num_tokens += 1
@@ -56,6 +53,13 @@ class SequenceGrowth:
                 self._drop_position(sequence, self._windows[:index])
                 raise
 
+    def _check_length(self, sequence: GenerationRequest) -> None:
+        if sequence.num_tokens >= self._max_num_tokens:
+            raise InvalidInputError(
+                f"request {sequence.request_id} has {sequence.num_tokens} tokens, as many as block tables hold; "
+                "end it or raise max_sequence_length"
+            )
+
     def add_tokens(self, request_ids: Iterable[RequestId]) -> None:
         """One more token for each sequence, in order: for all, or, where one fails, for none."""
         self._add_round(self._get_sequences(request_ids))
@@ -67,20 +71,41 @@ class SequenceGrowth:
             self._add_round(sequences)
 
     def _add_round(self, sequences: list[GenerationRequest]) -> None:
+        """One more token for each: first where a token only counts, then where blocks may come or go."""
         period, phase = self.period, self.phase
+        growing: list[GenerationRequest] = []
+        for sequence in sequences:
+            num_tokens = sequence.num_tokens + 1
+            if num_tokens % period == phase:
+                growing.append(sequence)
+            else:
+                sequence.num_tokens = num_tokens
+        if growing:
+            self._grow_all(growing, sequences)
+
+    def _grow_all(self, growing: list[GenerationRequest], sequences: list[GenerationRequest]) -> None:
         num_done = 0
         try:
-            for sequence in sequences:
-                num_tokens = sequence.num_tokens + 1
-                if num_tokens % period == phase:
-                    self.grow(sequence)
-                else:
-                    sequence.num_tokens = num_tokens
+            if len(set(growing)) == len(growing):  # the blocks of one that grows twice are counted as it grows
+                self._check_can_grow(growing)
+            for sequence in growing:
+                self.grow(sequence)
                 num_done += 1
         except Exception:
-            for sequence in reversed(sequences[:num_done]):
+            for sequence in reversed(growing[:num_done]):
                 self._take_back_token(sequence)
+            counted = Counter(sequences)
+            counted.subtract(growing)
+            for sequence, num_tokens in counted.items():
+                sequence.num_tokens -= num_tokens
             raise
+
+    def _check_can_grow(self, sequences: list[GenerationRequest]) -> None:
+        """Raise, before anything is evicted, if one of these sequences would not find its blocks at its turn."""
+        for sequence in sequences:
+            self._check_length(sequence)
+        for manager in self._windows:
+            manager.sequences.check_can_add_tokens(sequences)
 
     def _get_sequences(self, request_ids: Iterable[RequestId]) -> list[GenerationRequest]:
         request_ids = list(request_ids)

@@ -139,19 +139,14 @@ class KVCacheResourceManager(BaseResourceManager):
     def prepare_resources(self, scheduled_batch: ScheduledRequests) -> None:
         """Add the sequences of first chunks, and one slot (and those of drafts) to every generating request.
 
-        New requests that do not fit after all (a copied block needs its source as well) move to
+        New requests that do not fit after all (a capacity scheduler lets none of those through) move to
         ``deferred_requests`` and stay as they were. Raises OutOfBlocksError when that leaves an empty batch, or when a
         generating request finds no block; then none has grown.
         """
         self._impl.sync_transfer_manager_with_buffer_manager()
-        # Contexts claim what is cached before anybody takes blocks. But a sliding window must move on first: the
-        # budget counts on blocks it lets go of, and a context that found them would hold them.
-        has_sliding_window = any(entry.is_swa for entry in self._impl.window_sizes_metadata.values())
-        if has_sliding_window:
-            self._extend_generation(scheduled_batch)
+        # Contexts claim what is cached before anybody takes blocks.
         self._contexts.admit(scheduled_batch, self._dummy_request_ids)
-        if not has_sliding_window:
-            self._extend_generation(scheduled_batch)
+        self._extend_generation(scheduled_batch)
         self._impl.refresh_blocks()
         scheduled_batch.reset_context_requests()
 

@@ -34,6 +34,10 @@ class PrefixSummaries:
                 self._summaries[request.request_id] = summary
         return summary
 
+    def forget(self) -> None:
+        """Take summaries anew: what is held has changed."""
+        self._summaries.clear()
+
     def walk(self, request: LlmRequest) -> PrefixReuseSummary | None:
         """Summary of any request; None without reuse or when there are no tokens to look up."""
         return None if self._kv_cache_manager is None else self._look_up(request, self._kv_cache_manager)

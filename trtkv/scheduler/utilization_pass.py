@@ -103,6 +103,7 @@ class UtilizationPass:
                 self._manager.scheduling_remove_sequence(request.request_id)
                 self.paused.append(request)
                 self._end = position
+                self._note_pauses()
                 return True
         return False
 
@@ -115,3 +116,8 @@ class UtilizationPass:
         self._manager.start_scheduling()
         for request in self.paused:
             self._manager.scheduling_remove_sequence(request.request_id)
+        self._note_pauses()
+
+    def _note_pauses(self) -> None:
+        """Blocks that only paused requests hold are free: sharing them saves nothing any more."""
+        self._summaries.forget()

@@ -186,6 +186,20 @@ def _has_tie(step: Step) -> bool:
     return bool((step.recorded.obs or {}).get("ties")) or step.state.num_ties > 0
 
 
+def _declines_parts(step: Step) -> bool:
+    """Part-filled blocks are not found, or not copied, under the settings of some window."""
+    return any(
+        not (window.settings.enable_partial_reuse and window.settings.copy_on_partial_reuse)
+        for window in step.manager.block_manager.window_block_managers.values()
+    )
+
+
+def _credits_less(step: Step) -> bool:
+    """A new request is credited with fewer blocks that others hold."""
+    request = step.request
+    return request is not None and request.is_context_init_state and step.difference.got > step.difference.expected
+
+
 def _copies_more(step: Step) -> bool:
     """A batch of which the plan lets more requests copy: whoever takes over is known before anything is evicted."""
     return len(step.recorded.args["requests"]) > 1 and _num_copies(step.outcome.obs) > _num_copies(step.recorded.obs)
@@ -362,6 +376,7 @@ RULES: Final = (
     Rule("0103", _ADD, r"(obs|inside).*", _has_tie),
     Rule("0102", _ADD, r"(obs|inside).*", _copies_more),
     Rule("0109", _ADD, r"(obs|inside).*", _has_recurrent_window),
+    Rule("0153", _ADD, r"(obs|inside).*", _declines_parts),
     Rule("0173", (*_ADD, *_STORING), r"(obs|inside|ret).*", _confuses_places),
     # growing and shrinking
     Rule("0102", ("add_token",), r"obs.*", _fails_on_both),
@@ -394,6 +409,7 @@ RULES: Final = (
     Rule("0114", ("get_latest_events",), r"error", lambda step: not _fails(step) and _has_no_events(step)),
     Rule("0121", ("analyze_prefix_reuse",), r"ret\.first_new\.salt", _is_cross),
     Rule("0107", ("analyze_prefix_reuse",), r"ret.*", _is_cross),
+    Rule("0152", ("analyze_prefix_reuse",), r"ret\.allocated"),
     Rule("0172", _TABLES, r"ret.*", _has_left),
     Rule("0172", _TABLES, r"error", _holds_host_blocks),
     Rule("0118", ("copy_block_offsets",), r"ret\.offsets.*", lambda step: step.difference.got == -1),
@@ -403,6 +419,7 @@ RULES: Final = (
     Rule("0107", _BUDGETS, r"ret|obs.*", _is_cross),
     Rule("0134", ("get_needed_blocks_one_step",), r"ret", _ends_before_its_steps),
     Rule("0205", _BUDGETS, r"ret|obs.*|inside\.requests.*", _is_budget_of_window),
+    Rule("0152", _BUDGETS, r"ret", _credits_less),
     Rule("0117", ("calculate_window_size_to_share",), r"error", _fails),
     Rule("0205", ("capacity_schedule",), r"(ret|obs|inside).*", _is_budget_of_schedule),
     Rule("0201", ("capacity_schedule",), r"(ret|obs|inside).*", _pauses_others),

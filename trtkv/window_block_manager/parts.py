@@ -15,6 +15,7 @@ from trtkv.window_block_manager.plain_storing import PlainBlockStorer
 from trtkv.window_block_manager.planning import ClaimPlanner
 from trtkv.window_block_manager.recorded.recorded_claiming import RecordedBlockClaimer
 from trtkv.window_block_manager.recorded.recorded_loading import RecordedBlockLoader
+from trtkv.window_block_manager.recorded.recorded_matching import RecordedHolePassingMatcher, RecordedReuseMatcher
 from trtkv.window_block_manager.recorded.recorded_planning import RecordedClaimPlanner
 from trtkv.window_block_manager.recorded.recorded_recurrent import RecordedRecurrentSequenceBlocks
 from trtkv.window_block_manager.recorded.recorded_releasing import RecordedBlockReleaser
@@ -53,7 +54,7 @@ def choose_parts(context: WindowContext, tree: UnifiedBlockTree) -> PartClasses:
     settings = context.settings
     if settings.compatibility:
         return PartClasses(
-            HolePassingMatcher if settings.is_swa else ReuseMatcher,
+            RecordedHolePassingMatcher if settings.is_swa else RecordedReuseMatcher,
             RecordedBlockClaimer,
             RecordedRecurrentSequenceBlocks if settings.is_recurrent_state else RecordedSequenceBlocks,
             RecordedClaimPlanner,

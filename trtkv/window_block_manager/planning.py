@@ -239,6 +239,23 @@ class ClaimPlanner(WindowPart):
             if placeholders < 0:
                 self._raise_out_of_blocks(claim, "placeholders")
 
+    def find_forbidden_copy(self, claims: Sequence[ClaimResult]) -> int | None:
+        """The last claim that would copy although the settings say no; None if there is none."""
+        if self._settings.copy_on_partial_reuse:
+            return None
+        return next((index for index in reversed(range(len(claims))) if claims[index].needs_copy), None)
+
+    def find_dispensable_copy(self, claims: Sequence[ClaimResult]) -> int | None:
+        """The last claim that copies from a free block which no claim takes as a whole; None if there is none."""
+        fully_matched = {block for claim in claims for block in claim.matched[: len(claim.matched) - claim.is_partial]}
+        for index in reversed(range(len(claims))):
+            claim = claims[index]
+            if claim.needs_copy:
+                source = claim.matched[-1]
+                if source.is_primary and self._policy.is_free(source) and source not in fully_matched:
+                    return index
+        return None
+
     def _room_after(
         self, claim: ClaimResult, free: int, onboarded: set[KVCacheBlock], is_enable_block_reuse: bool
     ) -> int:

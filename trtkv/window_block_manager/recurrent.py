@@ -41,20 +41,30 @@ class RecurrentSequenceBlocks(SequenceBlocks):
 
     def check_can_add_token(self, sequence: GenerationRequest) -> None:
         """Raise what the next allocation would raise, before anything is changed."""
-        if sequence.num_tokens % self._settings.tokens_per_block:
-            return
-        window, beam_width = sequence.get_window(self._settings.window_size), sequence.beam_width
-        placeholders = 0
-        real = beam_width
-        if window.held and not self._keeps_snapshot(sequence, window):
-            placeholders = 1
-            real = beam_width - 1 if self._is_shared(window.held[-beam_width:]) else 0
+        self.check_can_add_tokens((sequence,))
+
+    def check_can_add_tokens(self, sequences: Sequence[GenerationRequest]) -> None:
+        """``check_can_add_token`` for sequences that grow one after the other."""
         free = self._policy.get_num_free_blocks(PRIMARY_LEVEL), self._policy.get_num_free_blocks(PLACEHOLDER_LEVEL)
-        if free[0] < real or free[1] < placeholders:
-            raise OutOfBlocksError(
-                f"the recurrent window has {free[0]} free blocks and {free[1]} placeholders, request "
-                f"{sequence.request_id} needs {real} and {placeholders}; pause a sequence or enlarge the pool"
-            )
+        states = placeholders = 0
+        for sequence in sequences:
+            num_states, num_placeholders = self._count_next(sequence)
+            states += num_states
+            placeholders += num_placeholders
+            if free[0] < states or free[1] < placeholders:
+                raise OutOfBlocksError(
+                    f"the recurrent window has {free[0]} free blocks and {free[1]} placeholders, too few for the next "
+                    f"token of request {sequence.request_id}; pause a sequence or enlarge the pool"
+                )
+
+    def _count_next(self, sequence: GenerationRequest) -> tuple[int, int]:
+        """States and placeholders that the next token takes."""
+        if sequence.num_tokens % self._settings.tokens_per_block:
+            return 0, 0
+        window, beam_width = sequence.get_window(self._settings.window_size), sequence.beam_width
+        if not window.held or self._keeps_snapshot(sequence, window):
+            return beam_width, 0
+        return beam_width - 1 if self._is_shared(window.held[-beam_width:]) else 0, 1
 
     @staticmethod
     def _is_shared(last_blocks: Sequence[KVCacheBlock]) -> bool:

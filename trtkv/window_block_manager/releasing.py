@@ -170,6 +170,10 @@ class BlockReleaser(WindowPart):
     def _check_unheld(self, block: KVCacheBlock) -> None:
         """Nothing: the block is free in the simulation already, and has got another holder since."""
 
+    def is_held(self, block: KVCacheBlock) -> bool:
+        """Whether a request that shares a block needs none for it: it is held, in the simulation too, on the device."""
+        return block.is_primary and self._simulated_ref_count(block) > 0
+
     def get_scheduling_ref_count(self, block_id: BlockId) -> int:
         """References of a block in the simulation. C++: hasSchedulingRefs."""
         return self._simulated_ref_count(self._get_block_by_id(block_id))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from trtkv.blocks.hash_map_ordered_node import HashMapOrderedBlock
 from trtkv.blocks.kv_cache_block import KVCacheBlock, LookupNodePtr, create_root_block, create_swa_placeholder
@@ -91,8 +91,12 @@ class ReuseMatcher:
                 blocks.pop()
                 tokens, missing = len(blocks) * width, None
             if blocks and not blocks[-1].is_full:
-                result.is_partial = True
-                result.num_partial_tokens = tokens - (len(blocks) - 1) * width
+                if self._may_use_part(blocks[-1], enable_partial_reuse, copy_on_partial_reuse):
+                    result.is_partial = True
+                    result.num_partial_tokens = tokens - (len(blocks) - 1) * width
+                else:
+                    blocks.pop()
+                    tokens = len(blocks) * width
         if missing is not None and enable_partial_reuse:
             matched, partial = self._find_partial(node, missing, copy_on_partial_reuse)
             if partial is not None and tokens + matched <= max_matched_tokens:
@@ -102,6 +106,10 @@ class ReuseMatcher:
                 result.num_partial_tokens = matched
         result.total_matched_tokens = tokens
         return result
+
+    def _may_use_part(self, block: KVCacheBlock, enable_partial_reuse: bool, copy_on_partial_reuse: bool) -> bool:
+        """Whether a block that is filled in part, and found exactly, may be used under these settings."""
+        return enable_partial_reuse and (copy_on_partial_reuse or (not block.ref_count and block.is_leaf))
 
     def _find_partial(
         self, node: LookupNodePtr, key: PackedKey, copy_on_partial_reuse: bool
@@ -137,12 +145,14 @@ class ReuseMatcher:
             return None
         return matches.blocks[-1]
 
-    def analyze_prefix_reuse(self, keys: Sequence[PackedKey]) -> PrefixReuseSummary:
-        """Count cached blocks for keys of full blocks. C++: analyzePrefixReuse."""
+    def analyze_prefix_reuse(
+        self, keys: Sequence[PackedKey], is_held: Callable[[KVCacheBlock], bool]
+    ) -> PrefixReuseSummary:
+        """Count cached blocks for keys of full blocks, and those among them that are held. C++: analyzePrefixReuse."""
         blocks = self.find_reusable_block_matches(keys, False, False).blocks
         real = [block for block in blocks if block is not self._placeholder]
         return PrefixReuseSummary(
-            sum(block.ref_count > 0 for block in real),
+            sum(map(is_held, real)),
             len(real),
             keys[len(blocks)] if len(blocks) < len(keys) else None,
         )
@@ -238,6 +248,12 @@ class HolePassingMatcher(ReuseMatcher):
             if tokens + num_tokens > max_matched_tokens:
                 break
             block = child.get_value(channel)
+            if (
+                block is not None
+                and not block.is_full
+                and not self._may_use_part(block, enable_partial_reuse, copy_on_partial_reuse)
+            ):
+                break
             if block is None:
                 block = self._placeholder
                 if is_swa:

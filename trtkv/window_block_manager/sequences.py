@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 
 from trtkv.blocks.block_listener import RemovalReason
@@ -155,10 +156,13 @@ class SequenceBlocks(WindowPart):
 
     def count_freed_by_sliding(self, sequence: GenerationRequest, num_tokens: int) -> int:
         """Blocks that become free when the window moves to this length; those others hold do not."""
+        return _count_held_alone(self._blocks_sliding_out(sequence, num_tokens))
+
+    def _blocks_sliding_out(self, sequence: GenerationRequest, num_tokens: int) -> list[KVCacheBlock]:
+        """Entries that a sequence lets go of when the window moves to this length."""
         window = sequence.get_window(self._settings.window_size)
         first = window.num_front_blocks_removed
-        num_detached = self.num_detachable(sequence, window, num_tokens)
-        return _count_held_alone(window.held[first : first + num_detached])
+        return window.held[first : first + self.num_detachable(sequence, window, num_tokens)]
 
     def count_needed(self, sequence: GenerationRequest, num_tokens: int) -> int:
         """Free blocks it takes to grow to this length, sliding on the way.
@@ -178,23 +182,52 @@ class SequenceBlocks(WindowPart):
     def check_can_add_token(self, sequence: GenerationRequest) -> None:
         """Raise what the next ``adjust_blocks_if_needed`` would raise, before anything is changed."""
         settings, num_tokens = self._settings, sequence.num_tokens + 1
-        if settings.is_swa and sequence.beam_width > 1:
-            window = sequence.get_window(settings.window_size)
-            if self.num_detachable(sequence, window, num_tokens):
-                raise InvalidInputError(
-                    f"request {sequence.request_id} has {sequence.beam_width} beams and leaves the sliding window of "
-                    f"{settings.window_size} tokens; beam search needs a window as wide as the sequence"
-                )
+        if settings.is_swa:
+            self._check_can_slide(sequence)
         if (num_tokens - 1) % settings.tokens_per_block:
             return
         free = self._policy.get_num_free_blocks(PRIMARY_LEVEL)
         if settings.is_swa:
             free += self.count_freed_by_sliding(sequence, num_tokens)
         if free < sequence.beam_width:
-            raise OutOfBlocksError(
-                f"window {settings.window_size} has {free} free blocks, request {sequence.request_id} needs "
-                f"{sequence.beam_width} for its next token; pause a sequence or enlarge the pool"
+            self._raise_no_block(sequence)
+
+    def _check_can_slide(self, sequence: GenerationRequest) -> None:
+        """Raise if the next token of several beams would make the window move."""
+        window_size = self._settings.window_size
+        if sequence.beam_width > 1 and self.num_detachable(
+            sequence, sequence.get_window(window_size), sequence.num_tokens + 1
+        ):
+            raise InvalidInputError(
+                f"request {sequence.request_id} has {sequence.beam_width} beams and leaves the sliding window of "
+                f"{window_size} tokens; beam search needs a window as wide as the sequence"
             )
+
+    def _raise_no_block(self, sequence: GenerationRequest) -> None:
+        raise OutOfBlocksError(
+            f"window {self._settings.window_size} has {self._policy.get_num_free_blocks(PRIMARY_LEVEL)} free blocks, "
+            f"too few for the next token of request {sequence.request_id}; pause a sequence or enlarge the pool"
+        )
+
+    def check_can_add_tokens(self, sequences: Sequence[GenerationRequest]) -> None:
+        """``check_can_add_token`` for sequences that grow in turn; what one lets go of, the next may take."""
+        if len(sequences) == 1:
+            self.check_can_add_token(sequences[0])
+            return
+        settings = self._settings
+        free = self._policy.get_num_free_blocks(PRIMARY_LEVEL)
+        let_go: Counter[KVCacheBlock] = Counter()
+        for sequence in sequences:
+            if settings.is_swa:
+                self._check_can_slide(sequence)
+                for block in self._blocks_sliding_out(sequence, sequence.num_tokens + 1):
+                    if block.block_id != PLACEHOLDER_BLOCK_ID:
+                        let_go[block] += 1
+                        free += let_go[block] == block.ref_count
+            if not sequence.num_tokens % settings.tokens_per_block:
+                free -= sequence.beam_width
+            if free < 0:
+                self._raise_no_block(sequence)
 
     def allocate_block(self, sequence: GenerationRequest, window: SequenceWindow, share_among_beams: bool) -> None:
         """Append one block per beam, or one for all, with the decode retention. C++: allocateBlock."""

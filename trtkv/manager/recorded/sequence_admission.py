@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtkv.blocks.generation_request import GenerationRequest
+from trtkv.common import MAX_INT32
 from trtkv.errors import InvalidInputError
 from trtkv.manager.sequence_admission import RequestInfo, SequenceAdmission
 from trtkv.records.llm_request import LlmRequest
@@ -24,7 +25,7 @@ class RecordedSequenceAdmission(SequenceAdmission):
         """Give every request a sequence, and tell it how much of its prompt is cached."""
         batch = list(zip(request_infos, llm_requests, strict=True))
         sequences = [self._create_sequence(info, request) for info, request in batch]
-        self._tell_listener(request_infos, llm_requests)
+        self._tell_listener(request_infos, llm_requests, [MAX_INT32] * len(batch))
         totals: list[list[BatchSeqStats]] = [[] for _ in sequences]
         for window_size, manager in self._widest_first:
             limits = [sequence.current_prepopulated_prompt_len for sequence in sequences]

@@ -15,8 +15,14 @@ class RecordedSequenceGrowth(SequenceGrowth):
         for manager in self._windows:
             manager.sequences.adjust_blocks_if_needed(sequence)
 
-    def _take_back_token(self, sequence: GenerationRequest) -> None:
-        pass
+    def _add_round(self, sequences: list[GenerationRequest]) -> None:
+        period, phase = self.period, self.phase
+        for sequence in sequences:
+            num_tokens = sequence.num_tokens + 1
+            if num_tokens % period == phase:
+                self.grow(sequence)
+            else:
+                sequence.num_tokens = num_tokens
 
     def rewind(self, sequence: GenerationRequest, num_tokens: int) -> None:
         """Drop the last tokens of a sequence one by one."""

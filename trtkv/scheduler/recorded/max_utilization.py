@@ -23,6 +23,9 @@ class RecordedUtilizationPass(UtilizationPass):
             elif not self._pause_last_started(index):
                 return
 
+    def _note_pauses(self) -> None:
+        """They count as held, and as free."""
+
     def _add_started_contexts(self) -> None:
         self._deferral.add_started_contexts(self._requests)
 

@@ -79,6 +79,10 @@ class RecordedBlockReleaser(BlockReleaser):
         """None for a block that no sequence held at any start."""
         return self._scheduling_ref_counts.get(block, 0)
 
+    def is_held(self, block: KVCacheBlock) -> bool:
+        """On any level, and whatever the simulation has removed."""
+        return block.ref_count > 0
+
     def _check_unheld(self, block: KVCacheBlock) -> None:
         """It is an error."""
         check(False, f"block {block.block_id} has no simulated reference to drop")
