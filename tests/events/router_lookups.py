@@ -224,7 +224,7 @@ def compare_lookups(seed: int, num_lookups: int) -> Counter[str]:
     """Run one pair of programs; ``num_lookups`` in every form. Returns counts; raises AssertionError if any differ."""
     rng = random.Random(seed)
     width = IdentityProgram(seed, None).shape.tokens_per_block
-    indexes = {form: RouterIndex(width, MAX_SEQUENCE_LENGTH) for form in FORMS}
+    indexes = {form: RouterIndex(width, MAX_SEQUENCE_LENGTH, enable_partial_reuse=False) for form in FORMS}
     names = (WorkerRank("left"), WorkerRank("right", 3))
     workers = [ListenedWorker(name, seed, rng, indexes) for name in names]
     prompts = workers[0].program.prompts

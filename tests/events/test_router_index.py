@@ -111,6 +111,7 @@ def test_sliding_window_and_recurrent_states_may_lack_blocks() -> None:
 def test_last_token_is_never_looked_up_and_beams_do_not_share_the_last_block() -> None:
     index = RouterIndex(4)
     assert index.hash_request(LlmRequest(1, range(8), 4)).num_tokens == 7
+    assert RouterIndex(4, enable_partial_reuse=False).hash_request(LlmRequest(1, range(8), 4)).num_tokens == 4
     assert len(index.hash_request(LlmRequest(1, range(8), 4)).block_hashes) == 2
     assert index.hash_request(LlmRequest(1, range(8), 4, beam_width=2)).num_tokens == 7
     assert index.hash_request(LlmRequest(1, range(7), 4, beam_width=2)).num_tokens == 4

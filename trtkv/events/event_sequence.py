@@ -37,7 +37,8 @@ class EventSequence:
     An event of a higher epoch belongs to a manager that started anew; one of a lower epoch comes too late. Within one
     epoch a created event with id 0 means the same: the manager restarted, or the stream is read again from its
     start. Which of the two cannot be seen, so the listener starts over, and ``needs_resync`` is set until the ids have
-    passed those seen before: from there on both give the same.
+    passed those seen before: from there on both give the same. So does another event in the place of a created one:
+    that of a manager with fewer windows.
     """
 
     def __init__(self) -> None:
@@ -89,4 +90,7 @@ class EventSequence:
             return False
         if event.epoch > self.epoch:
             return True
-        return self._is_past_created and event.event_id == 0 and isinstance(event.data, KVCacheCreatedData)
+        is_created = isinstance(event.data, KVCacheCreatedData)
+        if self._is_past_created:
+            return event.event_id == 0 and is_created
+        return event.event_id < self.next_event_id and not is_created  # in place of a created event seen before

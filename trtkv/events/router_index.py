@@ -44,18 +44,22 @@ class RouterIndex:
 
     All workers serve one model with ``tokens_per_block`` and the same windows. Windows shorter than
     ``max_sequence_length`` slide, as in the manager: there a prefix may lack blocks that its end does not see. Without
-    it no window slides. Answers count blocks that are found whole, and a last block that was stored with exactly the
-    tokens asked for; a worker with partial reuse may find up to ``tokens_per_block - 1`` tokens more.
+    it no window slides. Answers count blocks that are found whole. Workers with partial reuse also find a last block
+    that was stored with exactly the tokens asked for, which counts, or up to ``tokens_per_block - 1`` tokens of
+    another, which do not; ``enable_partial_reuse`` says whether they have it.
 
     Restarts, gaps and repeats are detected worker by worker and rank by rank; ``needs_resync`` names those whose
     entries may be wrong until ``resync``. Not thread-safe.
     """
 
-    def __init__(self, tokens_per_block: int, max_sequence_length: int | None = None) -> None:
+    def __init__(
+        self, tokens_per_block: int, max_sequence_length: int | None = None, *, enable_partial_reuse: bool = True
+    ) -> None:
         self._tokens_per_block = check_count("tokens_per_block", tokens_per_block, 1)
         if max_sequence_length is not None:
             check_count("max_sequence_length", max_sequence_length, 1)
         self._max_sequence_length = max_sequence_length
+        self._enable_partial_reuse = enable_partial_reuse
         self._windows: dict[WindowSize, BlockHolders] = {}
         self._holders: dict[WorkerRank, _Holder] = {}
         self._names: dict[int, WorkerRank] = {}
@@ -173,10 +177,15 @@ class RouterIndex:
     # -- looking up ---------------------------------------------------------------------------------------
 
     def hash_request(self, request: LlmRequest) -> PromptHashes:
-        """Hashes of all tokens of a prompt but the last, which is always computed; with all that makes its keys."""
+        """Hashes of all tokens of a prompt but the last, which is always computed; with all that makes its keys.
+
+        Without partial reuse only those of full blocks.
+        """
         num_tokens = request.prompt_len - 1
         if request.beam_width > 1 and request.prompt_len % self._tokens_per_block:  # beams do not share the last block
             num_tokens = request.prompt_len // self._tokens_per_block * self._tokens_per_block
+        if not self._enable_partial_reuse:
+            num_tokens -= num_tokens % self._tokens_per_block
         keys = build_block_keys(request, self._tokens_per_block, num_tokens, True)
         return PromptHashes(hash_key_chain(keys), num_tokens)
 
