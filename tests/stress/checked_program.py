@@ -250,10 +250,13 @@ class CheckedProgram:
         if not self.try_call("add_sequence_batch", infos, requests):
             return
         if self.manager.enable_block_reuse:
-            found = requests[0].prepopulated_prompt_len
-            is_cut = count > 1 and not found % self.tokens_per_block and 0 < expected - found < self.tokens_per_block
-            assert found == expected or is_cut, "probe and admission disagree"  # others of a batch may need the copy
+            self.check_found(requests[0].prepopulated_prompt_len, expected, count)
         self.live.update({request.request_id: request for request in requests})
+
+    def check_found(self, found: int, expected: int, count: int) -> None:
+        """Admission finds what a probe did; of a batch others may need the block for a copy."""
+        is_cut = count > 1 and not found % self.tokens_per_block and 0 < expected - found < self.tokens_per_block
+        assert found == expected or is_cut, "probe and admission disagree"
 
     def step(self) -> None:
         """One iteration for every live request: a chunk of its prompt or a token."""

@@ -118,6 +118,10 @@ class FailingProgram(CheckedProgram):
         self._let_go()
         self.finish()
 
+    def check_found(self, found: int, expected: int, count: int) -> None:
+        """Blocks may be lost between the probe and the admission."""
+        assert found <= expected
+
     def _let_go(self) -> None:
         """Remove what was going on, as an engine does with requests whose step failed."""
         for request_id in list(self.manager.sequences):

@@ -125,6 +125,27 @@ class ReplayConfig:
             min_sequence_length=sequence_length,
         )
 
+    def departure_notes(self) -> list[str]:
+        """Where the default behaviour may count otherwise than the original; empty where it does not."""
+        if self.compatibility:
+            return []
+        reasons = [
+            name
+            for name, applies in (
+                ("a host tier", self.num_secondary_blocks > 0),
+                ("sliding windows", any(window is not None for window in self.windows)),
+                ("recurrent states", self.states is not None),
+                ("partial reuse off", not self.partial_reuse),
+                ("copying off", not self.copy_on_partial_reuse),
+            )
+            if applies
+        ]
+        if not reasons:
+            return []
+        return [
+            f"With {', '.join(reasons)}, these counts may differ from TensorRT-LLM's own; --compatibility gives those."
+        ]
+
     def num_needed_blocks(self, request: TraceRequest) -> int:
         """Blocks reserved for a request while it is live."""
         total_length = request.input_length + request.output_length

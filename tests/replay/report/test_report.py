@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -139,7 +140,24 @@ def test_notes_tell_what_was_left_out():
 
 
 def test_no_notes_when_nothing_was_left_out():
-    assert make_result(counts=ReplayCounts(requests=1)).notes() == []
+    result = replace(make_result(counts=ReplayCounts(requests=1)), config=ReplayConfig())
+    assert result.notes() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"host_tokens": 64}, "a host tier"),
+        ({"windows": (None, 64)}, "sliding windows"),
+        ({"partial_reuse": False, "copy_on_partial_reuse": False}, "partial reuse off, copying off"),
+    ],
+)
+def test_a_note_says_where_the_original_may_count_otherwise(options, reason):
+    result = replace(make_result(counts=ReplayCounts(requests=1)), config=ReplayConfig(**options))
+    assert result.notes() == [
+        f"With {reason}, these counts may differ from TensorRT-LLM's own; --compatibility gives those."
+    ]
+    assert replace(result, config=ReplayConfig(**options, compatibility=True)).notes() == []
 
 
 def test_no_progress_bar_without_a_terminal(capsys):

@@ -239,6 +239,7 @@ class ReplayResult(Outcome):
                 "never run; no count includes them."
             )
         lines += self.trace.notes()
+        lines += config.departure_notes()
         if config.states is not None:
             lines.append(
                 "Recurrent states: a prefix is found up to the last position of which the state was kept, and parts "

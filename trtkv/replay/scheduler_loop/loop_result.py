@@ -289,7 +289,7 @@ class LoopResult(Outcome):
             lines += shortened([refusal.reason for refusal in refusals])
         if not self.trace.has_tokens:
             lines.append(REUSE_UNKNOWN)
-        return [*lines, *self.trace.notes()]
+        return [*lines, *self.trace.notes(), *self.config.cache.departure_notes()]
 
     def _overview(self) -> Table:
         config, cache, counts = self.config, self.config.cache, self.counts
