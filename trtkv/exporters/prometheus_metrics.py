@@ -42,7 +42,7 @@ _PUBLISHER = {
     "num_published": "Event batches published so far",
     "num_published_bytes": "Bytes of event batches published so far",
     "num_subscriptions": "Subscriptions to event batches now",
-    "num_dropped": "Event batches so far that at least one subscriber did not get, as it did not read",
+    "num_overflows": "Times so far that a subscriber was found too far behind, and lost event batches until it read",
     "num_kept": "Event batches kept for replays",
     "num_kept_bytes": "Bytes of event batches kept for replays",
     "num_replays": "Replays of event batches asked for so far",
@@ -124,7 +124,7 @@ class KvCacheMetrics:
         self._of(self._cached_tokens).inc(num_cached_tokens)
 
     def record_publisher(self, publisher: ZmqEventPublisher) -> None:
-        """Set what a publisher has published, dropped and sent again so far."""
+        """Set what a publisher has published and sent again so far, and who did not read."""
         for field, value in publisher.counters._asdict().items():
             self._of(self._publisher_gauges[field]).set(value)
 

@@ -41,8 +41,8 @@ class PublisherCounters(NamedTuple):
     num_published_bytes: int
     num_subscriptions: int
     """Subscriptions now; as of the last message."""
-    num_dropped: int
-    """Messages that at least one subscriber did not get, as it had not read ``high_water_mark`` earlier ones."""
+    num_overflows: int
+    """Times that subscribers had ``high_water_mark`` unread messages; they lose all others until they read."""
     num_kept: int
     """Messages kept for replays."""
     num_kept_bytes: int
@@ -95,7 +95,7 @@ class ZmqEventPublisher:
         zmq = self._zmq = import_zmq()
         self._topic = topic.encode()
         self._buffer = ReplayBuffer(num_replay_batches, max_replay_bytes)
-        self._num_bytes = self._num_subscriptions = self._num_dropped = 0
+        self._num_bytes = self._num_subscriptions = self._num_overflows = 0
         self._lock = threading.Lock()
         self._is_closed = threading.Event()
         self._context = zmq.Context()
@@ -150,7 +150,7 @@ class ZmqEventPublisher:
 
     @property
     def counters(self) -> PublisherCounters:
-        """What was published, dropped and sent again so far; see ``KvCacheMetrics.record_publisher``."""
+        """What was published and sent again so far, and who did not read; see ``KvCacheMetrics.record_publisher``."""
         service = self._service
         replays = (
             (0, 0, 0, 0, 0)
@@ -167,7 +167,7 @@ class ZmqEventPublisher:
             self._buffer.next_sequence,
             self._num_bytes,
             self._num_subscriptions,
-            self._num_dropped,
+            self._num_overflows,
             len(self._buffer),
             self._buffer.num_bytes,
             *replays,
@@ -208,12 +208,12 @@ class ZmqEventPublisher:
             time.sleep(_WAIT_S)
 
     def _send(self, frames: tuple[bytes, bytes, bytes]) -> None:
-        """Send to all subscribers that have room; the socket tells only whether all of them have."""
+        """Send to all subscribers that have room; of one without, the socket tells once until it reads again."""
         zmq = self._zmq
         try:
             self._publisher.send_multipart(frames, zmq.DONTWAIT)
         except zmq.Again:
-            self._num_dropped += 1
+            self._num_overflows += 1
             self._publisher.setsockopt(zmq.XPUB_NODROP, 0)
             self._publisher.send_multipart(frames, zmq.DONTWAIT)
             self._publisher.setsockopt(zmq.XPUB_NODROP, 1)

@@ -274,8 +274,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "block_size", "limit", "settings"), CASES)
 @pytest.mark.parametrize("partial_reuse", [False, True])
 def test_public_traces(shared_dir: Path, name, block_size, limit, settings, partial_reuse):
-    options = block_size = block_size
-    trace = read_trace(shared_dir / "traces" / name, options, limit=limit)
+    trace = read_trace(shared_dir / "traces" / name, block_size=block_size, limit=limit)
     config = ReplayConfig(**settings, partial_reuse=partial_reuse)
     result, _ = replay_trace(trace, config, explain=True)
     found = result.explanation.tokens
