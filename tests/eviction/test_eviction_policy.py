@@ -133,8 +133,13 @@ def test_lower_priority_goes_first(eviction: str, clock: FakeClock) -> None:
     for block, priority in zip(blocks, (60, 10, 40), strict=True):
         policy.claim_block(block, priority)
         policy.release_block(block)
-    expected = [blocks[1], blocks[2], blocks[0]] if EVICTIONS[eviction].by_priority else blocks
-    assert [take(policy) for _ in range(3)] == expected
+    taken = [take(policy) for _ in range(3)]
+    if EVICTIONS[eviction].by_priority:
+        assert taken == [blocks[1], blocks[2], blocks[0]]
+    else:
+        assert set(taken) == set(blocks)
+    if eviction in ("lru", "fifo", "lfu", "arc"):  # nothing tells them apart but their age
+        assert taken == blocks
 
 
 @every

@@ -11,15 +11,16 @@ from tests.contracts.eviction_policy import EvictionPolicyContract
 from tests.stress.random_program import RandomProgram
 from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.errors import ConfigurationError
-from trtkv.eviction.fifo import FIFO
 from trtkv.eviction.lru import LRU
+from trtkv.eviction.ordered_policy import OrderedPolicy
+from trtkv.eviction.orders.fifo import FifoOrder
 from trtkv.eviction.protocol import EvictionPolicy, LevelOfBlocks, PolicyFactory
-from trtkv.eviction.registry import DEFAULT_EVICTION, EVICTIONS, Eviction, find_eviction
+from trtkv.eviction.registry import DEFAULT_EVICTION, EVICTIONS, Eviction, find_eviction, order_eviction
 from trtkv.inspection.invariants import check_invariants
 from trtkv.records.retention_config import KvCacheRetentionConfig, TokenRangeRetentionConfig
 
 
-@pytest.mark.parametrize("factory", {eviction.make_policy for eviction in EVICTIONS.values()}, scope="class")
+@pytest.mark.parametrize("factory", [e.make_policy for e in EVICTIONS.values()], ids=list(EVICTIONS), scope="class")
 class TestRegisteredPolicies(EvictionPolicyContract):
     @pytest.fixture(autouse=True)
     def remember(self, factory: PolicyFactory) -> None:
@@ -36,8 +37,8 @@ def test_first_policy_of_the_registry_is_the_default() -> None:
     assert next(iter(EVICTIONS)) == DEFAULT_EVICTION
     assert find_eviction(DEFAULT_EVICTION) == Eviction(LRU, by_priority=True)
     assert find_eviction("lru") == Eviction(LRU)
-    assert find_eviction(Eviction(FIFO, True)) == Eviction(FIFO, True)
-    assert find_eviction(FIFO) == EVICTIONS["fifo"]
+    assert find_eviction(Eviction(LRU, True)) == Eviction(LRU, True)
+    assert find_eviction(LRU) == EVICTIONS["lru"]
 
 
 @pytest.mark.parametrize("eviction", ["LRU", "", 3, None])
@@ -48,7 +49,7 @@ def test_unknown_policy_is_refused_with_the_names_of_those_there_are(eviction: o
 
 def test_compatibility_keeps_the_policy_of_the_original() -> None:
     make_kv_cache_manager(8, compatibility=True, eviction="priority-lru")
-    for eviction in ("lru", "fifo", FIFO):
+    for eviction in ("lru", "fifo", LRU, order_eviction("arc")):
         with pytest.raises(ConfigurationError, match="incompatible with compatibility=True"):
             make_kv_cache_manager(8, compatibility=True, eviction=eviction)
 
@@ -76,11 +77,11 @@ def test_random_programs_keep_every_invariant(name: str) -> None:
             check_invariants(program.manager, program.requests, rewound=program.rewound)
 
 
-class FollowingPolicy(FIFO):
-    """FIFO that checks what it is told against what the manager does."""
+class FollowingPolicy(OrderedPolicy):
+    """A policy that checks what it is told against what the manager does."""
 
     def __init__(self, level: LevelOfBlocks) -> None:
-        super().__init__(level)
+        super().__init__(level, lambda level: FifoOrder())
         self.in_tree: dict[KVCacheBlock, int] = {}
 
     def stored(self, blocks):  # type: ignore[no-untyped-def]
@@ -89,6 +90,7 @@ class FollowingPolicy(FIFO):
         self.in_tree.update(dict.fromkeys(blocks, 0))
 
     def used(self, blocks):  # type: ignore[no-untyped-def]
+        super().used(blocks)
         for block in blocks:
             self.in_tree[block] += 1
 

@@ -68,6 +68,10 @@ class ArcOrder:
             return max(0.0, self._target - max(1.0, num_once / num_again))
         return self._target
 
+    def adapt(self, incoming: Incoming) -> None:
+        """Move the border if the block comes back from a ghost."""
+        self._target = self._adapted_target(incoming)
+
     def _choose(self, incoming: Incoming | None, target: float) -> Item | None:
         is_again_ghost = incoming is not None and incoming.key in self._again_ghosts
         prefers_once = self._num_once > target or (self._num_once == target and is_again_ghost)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class Item:
@@ -60,3 +60,11 @@ class EvictionOrder(Protocol):
 
     def take(self, incoming: Incoming | None = None) -> Item | None:
         """Evict: the item leaves the cache. None if no item is evictable."""
+
+
+@runtime_checkable
+class AdaptiveOrder(Protocol):
+    """An order that learns from what comes back, where room is made before anybody knows for what."""
+
+    def adapt(self, incoming: Incoming) -> None:
+        """The block is about to be stored, in room that was made by ``take()`` without its name, or was there."""
