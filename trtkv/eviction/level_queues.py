@@ -94,23 +94,28 @@ class LevelQueues:
     def take(self, count: int) -> list[KVCacheBlock]:
         """Take the next blocks; there must be as many. Nothing is changed if memory for new block objects runs out.
 
-        The caller clears their ``free_queue``, in a loop it makes anyway.
+        The caller clears their ``free_queue``, in a loop it makes anyway. Hot: a level has used blocks, or none yet.
         """
-        sources = self._sources(self._used_queues())
-        num_before_fresh = sum(map(len, sources[: sources.index(self.fresh)]))
-        self.fresh.make(min(max(0, count - num_before_fresh), len(self.fresh)))
-        taken: list[KVCacheBlock] = []
-        for source in sources:
-            taken += source.take(count - len(taken))
-            if len(taken) == count:
-                break
+        fresh, num_front = self.fresh, len(self.default_front.policy)
+        if count > num_front and len(fresh):
+            fresh.make(min(count - num_front, len(fresh)))
+        taken = self.default_front.policy.take(count) if num_front else []
+        if len(taken) < count and len(fresh):
+            taken += fresh.take(count - len(taken))
+        if len(taken) < count:
+            for queue in self._used_queues():
+                taken += queue.policy.take(count - len(taken))
+                if len(taken) == count:
+                    break
         self.num_free -= count
         return taken
 
     def _used_queues(self) -> list[FreeBlocksQueue]:
         """The queues of priorities that may hold blocks, lowest first."""
-        queues = []
         used = self._used_priorities
+        if used == 1 << _DEFAULT:
+            return [self.default]
+        queues = []
         while used:
             lowest = used & -used
             queues.append(self._get_queue(lowest.bit_length() - 1))

@@ -179,26 +179,13 @@ class SequenceAdmission:
         limits = [MAX_INT32] * len(llm_requests)
         while True:
             plans, lengths = self.find_cached(request_infos, llm_requests, limits)
-            given_up = self._find_copy_to_give_up(plans)
-            if given_up is None:
+            for (_, manager), claims in zip(self._widest_first, plans, strict=True):
+                index = manager.planner.find_copy_to_give_up(claims, self._enable_block_reuse)
+                if index is not None:
+                    limits[index] = (len(claims[index].matched) - 1) * self._tokens_per_block
+                    break
+            else:
                 return plans, lengths, limits
-            index, claim = given_up
-            limits[index] = (len(claim.matched) - 1) * self._tokens_per_block
-
-    def _find_copy_to_give_up(self, plans: Sequence[list[ClaimResult]]) -> tuple[int, ClaimResult] | None:
-        """(place in the batch, claim) of a partial match that is not to be used; None for a batch that fits."""
-        for (_, manager), claims in zip(self._widest_first, plans, strict=True):
-            index = manager.planner.find_forbidden_copy(claims)
-            if index is None:
-                try:
-                    manager.planner.check_room(claims, self._enable_block_reuse)
-                except OutOfBlocksError:
-                    index = manager.planner.find_dispensable_copy(claims)
-                    if index is None:
-                        raise
-            if index is not None:
-                return index, claims[index]
-        return None
 
     def probe(self, request: LlmRequest) -> int:
         """Prompt tokens that admission would find now. Changes nothing."""

@@ -239,13 +239,26 @@ class ClaimPlanner(WindowPart):
             if placeholders < 0:
                 self._raise_out_of_blocks(claim, "placeholders")
 
-    def find_forbidden_copy(self, claims: Sequence[ClaimResult]) -> int | None:
-        """The last claim that would copy although the settings say no; None if there is none."""
-        if self._settings.copy_on_partial_reuse:
-            return None
-        return next((index for index in reversed(range(len(claims))) if claims[index].needs_copy), None)
+    def find_copy_to_give_up(self, claims: Sequence[ClaimResult], is_enable_block_reuse: bool) -> int | None:
+        """The last claim whose partial match is not to be used; None for a batch that fits as it is.
 
-    def find_dispensable_copy(self, claims: Sequence[ClaimResult]) -> int | None:
+        It would copy against the settings, or take a block that is missing. Raises OutOfBlocksError if giving matches
+        up does not help.
+        """
+        if not self._settings.copy_on_partial_reuse:
+            forbidden = [index for index, claim in enumerate(claims) if claim.needs_copy]
+            if forbidden:
+                return forbidden[-1]
+        try:
+            self.check_room(claims, is_enable_block_reuse)
+        except OutOfBlocksError:
+            index = self._find_dispensable_copy(claims)
+            if index is None:
+                raise
+            return index
+        return None
+
+    def _find_dispensable_copy(self, claims: Sequence[ClaimResult]) -> int | None:
         """The last claim that copies from a free block which no claim takes as a whole; None if there is none."""
         fully_matched = {block for claim in claims for block in claim.matched[: len(claim.matched) - claim.is_partial]}
         for index in reversed(range(len(claims))):

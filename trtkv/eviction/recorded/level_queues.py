@@ -38,6 +38,19 @@ class RecordedLevelQueues(LevelQueues):
             return self.fresh.peek()
         return super()._peek_at(priority) if block is None else block
 
+    def take(self, count: int) -> list[KVCacheBlock]:
+        """Take the next blocks, as many as there are at each priority; see ``LevelQueues``."""
+        sources = self._sources(self._used_queues())
+        num_before_fresh = sum(map(len, sources[: sources.index(self.fresh)]))
+        self.fresh.make(min(max(0, count - num_before_fresh), len(self.fresh)))
+        taken: list[KVCacheBlock] = []
+        for source in sources:
+            taken += source.take(count - len(taken))
+            if len(taken) == count:
+                break
+        self.num_free -= count
+        return taken
+
     def _sources(self, queues: Sequence[FreeBlocksQueue]) -> list[FreeBlocksQueue | FreshBlocks]:
         """Where blocks are taken from, in this order."""
         sources: list[FreeBlocksQueue | FreshBlocks] = []
