@@ -110,6 +110,8 @@ def make_job(options: ReplayOptions, tell: Callable[[str], None] | None = None) 
 
     ``tell`` is called with what a model's memory became, in a line.
     """
+    from trtkv.errors import ConfigurationError
+
     system = options.system
     config = _make_config(options, tell)
     _check_system(system, config)
@@ -122,6 +124,11 @@ def make_job(options: ReplayOptions, tell: Callable[[str], None] | None = None) 
         options.html_file,
         options.requests_file,
     )
+    if options.record is not None and not config.eviction.is_default:
+        raise ConfigurationError(
+            f"--record writes what TensorRT-LLM can repeat, and it has no eviction policy {config.eviction.name!r}; "
+            "leave one of them out"
+        )
     job = ReplayJob(system, config, loop, options.record, extras)
     check_extras(extras, is_plain_replay=job.is_plain)
     _check_bounds(job)
@@ -154,6 +161,7 @@ def short_report(outcome: Outcome) -> dict[str, object]:
 def _make_config(options: ReplayOptions, tell: Callable[[str], None] | None) -> ReplayConfig:
     """The manager; a model and its memory stand in place of capacities and windows."""
     from trtkv.errors import InvalidInputError
+    from trtkv.eviction.eviction_choice import EvictionChoice, parse_eviction_options
     from trtkv.replay.config import ReplayConfig
     from trtkv.replay.model_capacity import apply_cache_plan, describe_cache_plan
 
@@ -166,6 +174,12 @@ def _make_config(options: ReplayOptions, tell: Callable[[str], None] | None) -> 
         copy_on_partial_reuse=not options.no_copy_on_partial_reuse,
         windows=tuple(map(_parse_window, options.window or ["full"])),
         compatibility=options.compatibility,
+        eviction=EvictionChoice(
+            options.eviction,
+            parse_eviction_options(options.eviction_option or ()),
+            leaves_only=not options.any_block,
+            seed=options.seed,
+        ),
     )
     if (options.model is None and options.cache_spec is None) or options.memory is None:
         about_a_model = (
@@ -210,9 +224,10 @@ def _check_system(system: SystemChoice, config: ReplayConfig) -> None:
         return
     if config.states is not None:
         raise ConfigurationError(f"--system {system.value} has no recurrent states; choose a model without them")
-    if config.host_tokens or config.windows != (None,) or config.compatibility:
+    if config.host_tokens or config.windows != (None,) or config.compatibility or not config.eviction.is_default:
         raise ConfigurationError(
-            f"--system {system.value} knows neither --host-tokens nor --window nor --compatibility; leave them out"
+            f"--system {system.value} knows none of --host-tokens, --window, --compatibility and --eviction; "
+            "leave them out"
         )
 
 

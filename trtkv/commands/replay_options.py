@@ -110,6 +110,23 @@ class ReplayOptions:
     compatibility: Annotated[
         bool, typer.Option("--compatibility", help="Reproduce TensorRT-LLM's behaviour exactly, including its faults.")
     ] = False
+    eviction: Annotated[
+        str,
+        typer.Option(
+            metavar="POLICY",
+            help="Which free block goes first: priority-lru as TensorRT-LLM, lru, fifo, arc, s3-fifo, ... or "
+            "module:Class; docs/policies.md.",
+        ),
+    ] = "priority-lru"
+    eviction_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER", help="Option of the eviction policy, e.g. protected=0.8; repeatable."),
+    ] = None
+    any_block: Annotated[
+        bool,
+        typer.Option("--any-block", help="With --eviction: evict blocks although blocks behind them are cached."),
+    ] = False
+    seed: Annotated[int, typer.Option(help="Random seed of --eviction random.")] = 0
     limit: Annotated[int | None, typer.Option(help="Read only the first N rows of the file.")] = None
     lenient: Annotated[bool, typer.Option("--lenient", help="Skip malformed rows and report how many.")] = False
     output_length: OutputLengthOption = None

@@ -62,6 +62,7 @@ def sweep(
     parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows as Parquet.")] = None,
 ) -> None:
     """Replay traces with every combination of settings, on all processors or a cluster; resumable."""
+    from trtkv.eviction.registry import EVICTIONS
     from trtkv.replay.sweep.columns import make_row
     from trtkv.replay.sweep.grid import parse_settings
     from trtkv.replay.sweep.parquet import check_parquet, write_parquet
@@ -72,6 +73,8 @@ def sweep(
 
     options = OptionParser()
     grid = {"trace": traces, **parse_settings(settings, options.names)}
+    if grid.get("eviction") == ["all"]:
+        grid["eviction"] = list(EVICTIONS)
     tasks = make_tasks(grid, options, _once(functools.partial(typer.echo, err=True)))
     check_outputs((results, csv, parquet), traces)
     if parquet is not None:

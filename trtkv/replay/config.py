@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from trtkv.checks import check_integer
 from trtkv.common import RECURRENT_STATES, DataType, KeyForm, WindowSize, ceil_div
 from trtkv.errors import ConfigurationError
+from trtkv.eviction.eviction_choice import DEFAULT_CHOICE, EvictionChoice
+from trtkv.eviction.registry import find_eviction
 from trtkv.records.cache_settings import (
     CacheSettings,
+    EvictionSettings,
     LayerSettings,
     ReuseSettings,
     SequenceLimits,
@@ -79,6 +82,8 @@ class ReplayConfig:
     """
     min_sequence_length: int = 0
     """Longest sequence that a server is built for; a trace with shorter ones does not make its windows narrower."""
+    eviction: EvictionChoice = DEFAULT_CHOICE
+    """Which free block goes first."""
     states: RecurrentStatesConfig | None = None
     """Recurrent states beside the windows, which must have full attention among them; None: the model keeps none."""
 
@@ -109,6 +114,7 @@ class ReplayConfig:
             raise ConfigurationError(
                 f"blocks are given for {len(self.window_blocks)} windows of {len(self.windows)}; give them for each"
             )
+        find_eviction(self.eviction.make(), self.compatibility)
         if self.states is not None and None not in self.windows:
             raise ConfigurationError("recurrent states need a window with full attention beside them; give one")
 
@@ -209,6 +215,7 @@ class ReplayConfig:
                 hash_map_order=self.partial_reuse,  # so that equal partial matches are taken as in the original
                 key_form=KeyForm.RUNS if any(r.source.has_consecutive_tokens for r in requests) else KeyForm.TOKENS,
             ),
+            eviction=EvictionSettings(self.eviction.make()),
             compatibility=self.compatibility,
         )
         return KVCacheManager(settings, clock=clock or _standing_clock, block_listener=block_listener)
