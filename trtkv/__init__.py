@@ -33,7 +33,8 @@ PUBLIC_NAMES: Final = {
     "events.kv_cache_event_manager": ("KVCacheEventManager",),
     "events.router_index": ("RouterIndex", "WorkerRank"),
     "eviction.protocol": ("EvictionPolicy",),
-    "eviction.registry": ("EVICTIONS", "Eviction"),
+    "eviction.eviction_choice": ("EvictionChoice",),
+    "eviction.registry": ("EVICTIONS", "Eviction", "order_eviction"),
     "executor.executor": ("PyTorchExecutor",),
     "executor.executor_config": ("ExecutorConfig", "create_kv_cache_manager"),
     "executor.model_spec": ("read_model_spec",),
@@ -124,9 +125,11 @@ if TYPE_CHECKING:
     from trtkv.events.kv_cache_event_manager import KVCacheEventManager as KVCacheEventManager
     from trtkv.events.router_index import RouterIndex as RouterIndex
     from trtkv.events.router_index import WorkerRank as WorkerRank
+    from trtkv.eviction.eviction_choice import EvictionChoice as EvictionChoice
     from trtkv.eviction.protocol import EvictionPolicy as EvictionPolicy
     from trtkv.eviction.registry import EVICTIONS as EVICTIONS
     from trtkv.eviction.registry import Eviction as Eviction
+    from trtkv.eviction.registry import order_eviction as order_eviction
     from trtkv.executor.executor import PyTorchExecutor as PyTorchExecutor
     from trtkv.executor.executor_config import ExecutorConfig as ExecutorConfig
     from trtkv.executor.executor_config import create_kv_cache_manager as create_kv_cache_manager

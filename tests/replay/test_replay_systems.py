@@ -53,9 +53,9 @@ def test_bounds_stand_beside_the_measured_rate(system: str):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("--system", "nano", "--host-tokens", "1k"), "--system nano knows neither --host-tokens nor --window"),
-        (("--system", "nano", "--window", "128"), "--system nano knows neither"),
-        (("--system", "nano", "--compatibility"), "--system nano knows neither"),
+        (("--system", "nano", "--host-tokens", "1k"), "--system nano knows none of --host-tokens, --window"),
+        (("--system", "nano", "--window", "128"), "--system nano knows none of"),
+        (("--system", "nano", "--compatibility"), "--system nano knows none of"),
         (("--bounds", "--window", "128"), "--bounds is about full attention"),
         (("--bounds", "--system", "nano-scheduler"), "--bounds is about the closed loop"),
         (("--format", "nonsense"), "'nonsense' is not one of"),

@@ -324,6 +324,11 @@ class WindowEvictionPolicy:
         """(block id, expiry in ns) in the order of expiry."""
         return self._durations.expiring()
 
+    @property
+    def num_orphaning(self) -> int:
+        """Cached blocks evicted so far before a block behind them, as far as policies count it."""
+        return sum(getattr(queue.policy, "num_orphaning", 0) for queue in self.queues())
+
     def verify_queue_integrity(self) -> bool:
         """Whether every free block is unreferenced and counts to its level."""
         free = [(queue.level, block) for queue, block in self.queued_blocks()]

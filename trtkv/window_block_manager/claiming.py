@@ -71,9 +71,8 @@ class BlockClaimer(WindowPart):
         for block in blocks:
             if block.lookup_node is not None:
                 if has_events:
-                    self.remove_from_tree(block)
-                else:
-                    block.detach_from_lookup_node()
+                    self.report_removed(block)
+                block.detach_from_lookup_node()
             elif not block.key or not block.has_tokens:
                 counters.alloc_new += 1
         if policy.follows_tree:

@@ -167,7 +167,7 @@ def test_every_option_about_the_run_can_be_set() -> None:
         ((*SMALL, "--set", "live=many"), "live=many: Invalid value for '--live'"),
         ((*SMALL, "--set", "compatibility=yes"), "compatibility is 'yes'; it is a switch"),
         ((*SMALL, "--set", "system=nano,sglang"), "system=sglang: Invalid value for '--system'"),
-        ((*SMALL, "--set", "system=nano", "--set", "host-tokens=0,1k"), "host_tokens=1k: --system nano knows neither"),
+        ((*SMALL, "--set", "system=nano", "--set", "host-tokens=0,1k"), "host_tokens=1k: --system nano knows none of"),
         ((*SMALL, "--set", "bounds=true", "--set", "window=128"), "--bounds is about full attention"),
         ((*SMALL, "--set", "memory=1GiB"), "give both"),
         ((*SMALL, "--jobs", "0"), "number of processes is 0"),

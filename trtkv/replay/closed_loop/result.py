@@ -56,6 +56,8 @@ class WindowResult(NamedTuple):
     """Blocks moved to the host tier."""
     copied: int
     """Blocks copied inside the primary tier."""
+    orphaning: int = 0
+    """Blocks that the eviction policy gave up although a block behind them was cached."""
 
     @property
     def hit_rate(self) -> Rate:

@@ -112,13 +112,19 @@ def _result(trace: RequestTrace, config: ReplayConfig, counts: ReplayCounts, man
         reused=stats.reused_blocks,
         missed=stats.missed_blocks,
         windows=tuple(
-            _window_result(window, window >= max_sequence_length, window_stats)
+            _window_result(window, window >= max_sequence_length, window_stats, _num_orphaning(manager, window))
             for window, window_stats in sorted(manager.get_iteration_stats().items())
         ),
     )
 
 
-def _window_result(window: WindowSize, full_attention: bool, stats: KvCacheIterationStats) -> WindowResult:
+def _num_orphaning(manager: KVCacheManager, window: WindowSize) -> int:
+    return manager.block_manager.get_window_block_manager(window).eviction_policy.num_orphaning
+
+
+def _window_result(
+    window: WindowSize, full_attention: bool, stats: KvCacheIterationStats, num_orphaning: int
+) -> WindowResult:
     """Counters since the last reading are totals here, since a replay reads them once, at its end."""
     return WindowResult(
         window_size=window,
@@ -133,4 +139,5 @@ def _window_result(window: WindowSize, full_attention: bool, stats: KvCacheItera
         onboarded=stats.iter_onboard_blocks,
         offloaded=stats.iter_offload_blocks,
         copied=stats.iter_intra_device_copy_blocks,
+        orphaning=num_orphaning,
     )
