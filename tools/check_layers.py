@@ -79,6 +79,7 @@ LAYERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
         "replays",
         (
             "replay",
+            "replay.retention_rules",
             "replay.config",
             "replay.eligible_requests",
             "replay.schedule",

@@ -73,6 +73,7 @@ PUBLIC_NAMES: Final = {
     "replay.closed_loop.result": ("ReplayResult",),
     "replay.closed_loop.run": ("replay_trace",),
     "replay.config": ("ReplayConfig",),
+    "replay.retention_rules": ("RetentionRule", "RetentionRules", "read_retention_rules"),
     "replay.scheduler_loop.loop_config": ("LoopConfig",),
     "replay.scheduler_loop.loop_result": ("LoopResult",),
     "replay.scheduler_loop.run": ("replay_with_scheduler",),
@@ -184,6 +185,9 @@ if TYPE_CHECKING:
     from trtkv.replay.closed_loop.result import ReplayResult as ReplayResult
     from trtkv.replay.closed_loop.run import replay_trace as replay_trace
     from trtkv.replay.config import ReplayConfig as ReplayConfig
+    from trtkv.replay.retention_rules import RetentionRule as RetentionRule
+    from trtkv.replay.retention_rules import RetentionRules as RetentionRules
+    from trtkv.replay.retention_rules import read_retention_rules as read_retention_rules
     from trtkv.replay.scheduler_loop.loop_config import LoopConfig as LoopConfig
     from trtkv.replay.scheduler_loop.loop_result import LoopResult as LoopResult
     from trtkv.replay.scheduler_loop.run import replay_with_scheduler as replay_with_scheduler

@@ -164,6 +164,7 @@ def _make_config(options: ReplayOptions, tell: Callable[[str], None] | None) -> 
     from trtkv.eviction.eviction_choice import EvictionChoice, parse_eviction_options
     from trtkv.replay.config import ReplayConfig
     from trtkv.replay.model_capacity import apply_cache_plan, describe_cache_plan
+    from trtkv.replay.retention_rules import read_retention_rules
 
     config = ReplayConfig(
         tokens_per_block=options.tokens_per_block,
@@ -174,6 +175,7 @@ def _make_config(options: ReplayOptions, tell: Callable[[str], None] | None) -> 
         copy_on_partial_reuse=not options.no_copy_on_partial_reuse,
         windows=tuple(map(_parse_window, options.window or ["full"])),
         compatibility=options.compatibility,
+        retention=None if options.retention is None else read_retention_rules(options.retention),
         eviction=EvictionChoice(
             options.eviction,
             parse_eviction_options(options.eviction_option or ()),
@@ -224,10 +226,11 @@ def _check_system(system: SystemChoice, config: ReplayConfig) -> None:
         return
     if config.states is not None:
         raise ConfigurationError(f"--system {system.value} has no recurrent states; choose a model without them")
-    if config.host_tokens or config.windows != (None,) or config.compatibility or not config.eviction.is_default:
+    has_others = config.compatibility or config.retention is not None or not config.eviction.is_default
+    if config.host_tokens or config.windows != (None,) or has_others:
         raise ConfigurationError(
-            f"--system {system.value} knows none of --host-tokens, --window, --compatibility and --eviction; "
-            "leave them out"
+            f"--system {system.value} knows none of --host-tokens, --window, --compatibility, --eviction and "
+            "--retention; leave them out"
         )
 
 

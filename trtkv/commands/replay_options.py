@@ -127,6 +127,10 @@ class ReplayOptions:
         typer.Option("--any-block", help="With --eviction: evict blocks although blocks behind them are cached."),
     ] = False
     seed: Annotated[int, typer.Option(help="Random seed of --eviction random.")] = 0
+    retention: Annotated[
+        Path | None,
+        typer.Option(metavar="RULES", help="TOML file with rules of retention: which tokens are kept longer."),
+    ] = None
     limit: Annotated[int | None, typer.Option(help="Read only the first N rows of the file.")] = None
     lenient: Annotated[bool, typer.Option("--lenient", help="Skip malformed rows and report how many.")] = False
     output_length: OutputLengthOption = None

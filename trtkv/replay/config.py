@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from trtkv.blocks.block_listener import BlockListener
     from trtkv.manager.kv_cache_manager import KVCacheManager
-    from trtkv.traces.trace import TraceRequest
+    from trtkv.replay.retention_rules import RetentionRules
+    from trtkv.traces.trace import RequestTrace, TraceRequest
 
 EXTRA_BLOCKS_PER_REQUEST: Final = 3
 """Blocks reserved beyond the whole ones of prompt and output: a started one, a copy, a spare."""
@@ -84,6 +85,8 @@ class ReplayConfig:
     """Longest sequence that a server is built for; a trace with shorter ones does not make its windows narrower."""
     eviction: EvictionChoice = DEFAULT_CHOICE
     """Which free block goes first."""
+    retention: RetentionRules | None = None
+    """Which tokens of which requests are kept longer; None: the trace is run as it is."""
     states: RecurrentStatesConfig | None = None
     """Recurrent states beside the windows, which must have full attention among them; None: the model keeps none."""
 
@@ -115,6 +118,11 @@ class ReplayConfig:
                 f"blocks are given for {len(self.window_blocks)} windows of {len(self.windows)}; give them for each"
             )
         find_eviction(self.eviction.make(), self.compatibility)
+        if self.retention is not None and not self.eviction.is_default:
+            raise ConfigurationError(
+                f"eviction {self.eviction.name} does not look at priorities, so rules of retention mean nothing; "
+                "leave one of them out"
+            )
         if self.states is not None and None not in self.windows:
             raise ConfigurationError("recurrent states need a window with full attention beside them; give one")
 
@@ -130,6 +138,10 @@ class ReplayConfig:
             host_tokens=min(secondary for _, secondary in window_blocks) * self.tokens_per_block,
             min_sequence_length=sequence_length,
         )
+
+    def with_retention(self, trace: RequestTrace) -> RequestTrace:
+        """The trace under the rules of retention, if there are any."""
+        return trace if self.retention is None else self.retention.apply(trace)
 
     def departure_notes(self) -> list[str]:
         """Where the default behaviour may count otherwise than the original; empty where it does not."""

@@ -15,6 +15,8 @@ from trtkv.traces.sessions.protocol import SessionFacts
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from trtkv.records.retention_config import KvCacheRetentionConfig
+
 
 class TokenSource(Protocol):
     """What the tokens of a prompt are made from."""
@@ -120,6 +122,8 @@ class TraceRequest:
     """Whether its row held only what the prompt adds to the predecessor's prompt and output; the prompt is whole."""
     output: KnownOutput | None = None
     """None: no token of the output is known."""
+    retention: KvCacheRetentionConfig | None = None
+    """How long its blocks are kept; no format says, rules may."""
     completion: HashIdTokens | None = None
     """Names of the blocks of prompt and output together, where the trace has them."""
 

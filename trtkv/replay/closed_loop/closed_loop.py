@@ -99,6 +99,7 @@ def make_llm_request(trace_request: TraceRequest, max_new_tokens: int) -> LlmReq
         trace_request.index,
         trace_request.tokens(),
         max_new_tokens,
+        kv_cache_retention_config=trace_request.retention,
         **({} if constraints is None else constraints._asdict()),
     )
 

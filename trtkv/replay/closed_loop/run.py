@@ -43,6 +43,9 @@ def replay_trace(
     """
     if explain and config.states is not None:
         raise ConfigurationError("causes of misses are not known for recurrent states; leave explain out")
+    if config.retention is not None and config.retention.has_durations:
+        raise ConfigurationError("durations need time, which stands still in the closed loop; run with a scheduler")
+    trace = config.with_retention(trace)
     observer = _observer(trace, config) if explain else None
     manager = config.build_manager(trace.requests, block_listener=observer)
     observed = (

@@ -31,7 +31,7 @@ def replay_with_scheduler(
     ``seconds_per_unit``: of the trace's timestamps, for arrivals by the trace. ``backend``: instead of a fresh one,
     made for the same trace and settings. A trace of lengths only runs without reuse.
     """
-    trace, config = replace_unknown_prompts(trace, config)
+    trace, config = replace_unknown_prompts(config.cache.with_retention(trace), config)
     backend = backend or DirectBackend(config, trace.requests)
     loop = SchedulerLoop(
         backend,
