@@ -7,10 +7,13 @@ from typing import Any
 
 from tests.fake_clock import FakeClock
 from trtkv.events.kv_cache_event_manager import KVCacheEventManager
+from trtkv.eviction import eviction_policy
 from trtkv.manager.kv_cache_manager import KVCacheManager
 from trtkv.records.linear_attention import LinearAttentionMetadata
 from trtkv.records.llm_request import LlmRequest, LlmRequestState
 
+IS_COMPILED = not eviction_policy.__file__.endswith(".py")
+"""Whether the tests run on the compiled build."""
 TOKENS_PER_BLOCK = 4
 WINDOW = 64
 """Window and longest sequence of a manager, unless a test says otherwise."""

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pytest
 
-from tests.builders import add, make_kv_cache_manager, make_request, prefill
+from tests.builders import IS_COMPILED, add, make_kv_cache_manager, make_request, prefill
 from tests.replay.nano.nano_runs import run_nano
 from tests.sizing.models import shape_of
 from tests.snapshot import take_snapshot
@@ -25,7 +25,6 @@ from trtkv import (
 )
 from trtkv.common import DataType
 from trtkv.errors import InvalidInputError, TrtkvError
-from trtkv.eviction import eviction_policy
 from trtkv.exporters.vllm_events import VllmEventTranslator
 from trtkv.keys.block_key import BlockKey
 from trtkv.manager.kv_cache_manager import KVCacheManager
@@ -53,8 +52,6 @@ from trtkv.traces.block_names import checked_block_size
 from trtkv.traces.generate.workload import generate_workload
 from trtkv.traces.rows import json_rows
 from trtkv.traces.trace_stream import TraceLines
-
-IS_COMPILED: Final = not eviction_policy.__file__.endswith(".py")
 
 NO_INTEGERS: Final = (1.5, 2.0, nan, inf, "3", b"3", [1], (), True, np.float64(2), np.bool_(True), 1j)
 NO_NAMES: Final = ("x", "", 99, -1, 1.5, nan, None, [1])

@@ -323,6 +323,7 @@ def test_freed_blocks_of_two_windows_are_unpinned_in_both() -> None:
     check_invariants(manager, pins={})
 
 
+@pytest.mark.pure
 def test_a_release_that_fails_keeps_no_pins(monkeypatch: pytest.MonkeyPatch) -> None:
     manager = make_kv_cache_manager(windows={8: (16, 0), 64: (16, 0)})
     resources = KVCacheResourceManager(manager)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from trtkv.blocks.kv_cache_block import KVCacheBlock
 from trtkv.eviction.orders.order import AdaptiveOrder, EvictionOrder, Incoming, Item
@@ -21,6 +21,12 @@ class _CachedBlock(Item):
         self.block = block
         self.parent = parent
         self.num_children = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _CachedBlock:
+        """An item for the same block; its parent is left to the caller."""
+        twin = memo[id(self)] = _CachedBlock(self.block, self.key, self.depth, None)
+        twin.priority, twin.num_children = self.priority, self.num_children
+        return twin
 
 
 class OrderedPolicy:
@@ -184,7 +190,11 @@ class OrderedPolicy:
 
     def __iter__(self) -> Iterator[KVCacheBlock]:
         """What ``take`` would return, found out on a copy."""
-        memo = {id(block): block for blocks in (self._loose, self._cached) for block in blocks}
+        memo: dict[int, Any] = {id(block): block for blocks in (self._loose, self._cached) for block in blocks}
+        for item in self._cached.values():
+            copy.deepcopy(item, memo)
+        for item in self._cached.values():
+            memo[id(item)].parent = memo.get(id(item.parent))  # None as well for one that has left
         return iter(copy.deepcopy(self, memo).take(len(self)))
 
     def is_intact(self) -> bool:
